@@ -1,0 +1,259 @@
+"""The command ``perron``: a thin layer over the library. Exit codes: 0 done, 1 bad input, 2 wrong usage."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from difflib import get_close_matches
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from perron.errors import FileError, PerronError
+
+if TYPE_CHECKING:
+    from perron.graph import Graph
+    from perron.mixing import Mixing
+
+app = typer.Typer(
+    help="Decentralized optimisation and learning over directed networks.",
+    no_args_is_help=True,
+    add_completion=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+)
+_debug = False
+
+
+def main() -> None:
+    """Run the command line; an error that perron foresaw is one line, without a traceback."""
+    try:
+        app()
+    except PerronError as error:
+        if _debug:
+            raise
+        sys.stderr.write(f"perron: {error}\n")
+        sys.exit(1)
+
+
+@app.callback()
+def _options(debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False) -> None:
+    global _debug  # noqa: PLW0603
+    _debug = debug
+
+
+@app.command()
+def graph(
+    network: Annotated[
+        str | None, typer.Argument(metavar="NAME|FILE", help="A topology, or a .graphml, .edges, .csv or .npz file.")
+    ] = None,
+    nodes: Annotated[int, typer.Option("--nodes", "-n", help="How many nodes (of a named topology).")] = 16,
+    weights: Annotated[
+        str | None,
+        typer.Option(help="Weight rule: random_integer (the default for topologies), uniform, lazy, metropolis, balanced, "
+                          "spanning_trees, authors; or file (the default for files with weights)."),
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Seed of random topologies and of random weights.")] = 0,
+    option: Annotated[
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="An option of the topology, as probability=0.5.")
+    ] = None,
+    push: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="The push matrix, if NAME|FILE is the pull matrix alone.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    picture: Annotated[Path | None, typer.Option("--draw", metavar="FILE", help="Draw it (.png, .pdf or .svg).")] = None,
+    show_list: Annotated[bool, typer.Option("--list", help="List the topologies and stop.")] = False,
+) -> None:
+    """Show how a network mixes: Perron vectors, rho_2, beta, kappa, s, M and c, as a table or JSON; and draw it.
+
+    perron graph exponential --nodes 16
+    perron graph random --nodes 12 --set probability=0.5 --seed 3 --draw random.png
+    perron graph my-network.graphml --weights uniform --json
+    perron graph A.csv --push B.csv
+    """  # noqa: D301
+    if show_list or network is None:
+        _list_topologies()
+        return
+    from perron import plots, spectral
+
+    drawn, mixing, notes = _network(network, nodes, weights, seed, _parsed(option or []), push)
+    metrics = spectral.describe(mixing)
+    if picture:
+        notes.append(f"drawn in {plots.draw(drawn, picture)}")
+    if as_json:
+        shape = {"edges": max(m.edges for m in (metrics.pull, metrics.push) if m), "notes": notes}
+        sys.stdout.write(json.dumps(metrics.to_dict() | shape | {"advice": metrics.advice()}) + "\n")
+    else:
+        _print_metrics(metrics, notes)
+
+
+@app.command()
+def demo(
+    out: Annotated[Path, typer.Option(help="Where to write the pictures.")] = Path("results/demo"),
+    nodes: Annotated[int, typer.Option(help="How many nodes; a square number, for the grid.")] = 16,
+) -> None:
+    """Build the paper's six topologies, print their metrics and write their pictures."""
+    from rich.console import Console
+    from rich.table import Table
+
+    from perron import files, plots, spectral, topologies
+    from perron.mixing import Mixing
+
+    graphs = {name: topologies.NAMES[name](nodes) for name in topologies.PAPER}
+    table = Table(title=f"The paper's six topologies, {nodes} nodes, weights 1..9")
+    table.add_column("topology")
+    columns = ("edges", "rho_2 (A)", "beta A", "beta B", "kappa A", "kappa B", "s_A", "s_B", "c")
+    for column in columns:
+        table.add_column(column, justify="right")
+    for name, built in graphs.items():
+        m = spectral.describe(Mixing.random_integer(built, seed=0))
+        if m.pull and m.push and m.c:
+            numbers = (m.pull.rho_2, m.pull.beta, m.push.beta, m.pull.kappa, m.push.kappa, m.pull.s, m.push.s, m.c)
+            table.add_row(name, str(m.pull.edges), *(f"{number:.3g}" for number in numbers))
+    console = Console()
+    console.print(table)
+    console.print(
+        "rho_2, beta: how much disagreement is left after a step; kappa: how unequally nodes count; "
+        "s: all disagreement ever;\nc: Push-Pull's effective step is c times its learning rate."
+    )
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise FileError(f"Cannot make the directory {out}: {error.strerror}.") from None
+    for name, built in graphs.items():
+        files.write_graph(built, out / f"{name}.graphml")
+    console.print(f"Picture: {plots.draw_all(graphs, out / 'topologies.png')}")  # type: ignore[arg-type]
+    console.print(f"Graph files: {out}/*.graphml; look at one with: perron graph {out}/grid.graphml")
+
+
+def _network(
+    network: str, nodes: int, weights: str | None, seed: int, options: dict[str, Any], push: Path | None
+) -> tuple[Graph | tuple[Graph, ...], Mixing, list[str]]:
+    """What the arguments of ``perron graph`` name: what to draw, the network, and remarks."""
+    from perron import authors, topologies
+    from perron.mixing import Mixing
+
+    if push is not None:
+        from perron.files import read_matrix
+
+        mixing = Mixing(pull=read_matrix(network), push=read_matrix(push), name=f"{network}, {push}")
+        return mixing.pull_graph, mixing, []
+    if "." in network or "/" in network:
+        return _from_file(Path(network), weights, seed)
+    family = _choice(network, topologies.NAMES, "topology", "perron graph --list")
+    if weights == "authors":
+        mixing = _call(_choice(network, authors.NAMES, "released network", "perron graph --list"), nodes, options)
+        return mixing.pull_graph, mixing, []
+    if "seed" in _parameters(family):
+        options = {"seed": seed} | options
+    built = _call(family, nodes, options)
+    notes = [built.note] if not isinstance(built, tuple) and built.note else []
+    return built, _weighted(built, weights or "random_integer", seed), notes
+
+
+def _from_file(path: Path, weights: str | None, seed: int) -> tuple[Graph, Mixing, list[str]]:
+    from perron.files import holds_mixing, read_graph, read_matrix, read_mixing
+    from perron.mixing import Mixing
+
+    if holds_mixing(path):
+        mixing = read_mixing(path)
+        return (mixing.pull_graph if mixing.has_pull else mixing.push_graph), mixing, []
+    graph, matrix, notes = read_graph(path), read_matrix(path), []
+    if weights is None:
+        weights = "random_integer" if (matrix.data == 1).all() else "file"
+    if not len(graph.self_loops):
+        graph = graph.with_self_loops()
+        notes.append("the file has no self-loops; every node was given one")
+        if weights == "file":
+            from scipy.sparse import eye_array
+
+            notes[-1] += ", of weight 1"
+            matrix = matrix + eye_array(graph.nodes)
+    if weights == "file":
+        return graph, Mixing.normalized(matrix, name=f"{path.name}, its own weights"), notes
+    return graph, _weighted(graph, weights, seed), notes
+
+
+def _weighted(graph: Graph | tuple[Graph, ...], weights: str, seed: int) -> Mixing:
+    from perron.mixing import RULES
+
+    rule = _choice(weights, RULES, "weight rule", "perron graph --help")
+    return rule(graph, **({"seed": seed} if "seed" in _parameters(rule) else {}))
+
+
+def _choice(name: str, among: dict[str, Callable[..., Any]], kind: str, where: str) -> Callable[..., Any]:
+    found = among.get(name.replace("-", "_"))
+    if found is None:
+        close = get_close_matches(name, among, n=1)
+        hint = f"did you mean {close[0]}? " if close else ""
+        raise PerronError(f"There is no {kind} {name!r}; {hint}All of them: {', '.join(among)} ({where}).")
+    return found
+
+
+def _parameters(function: Callable[..., Any]) -> list[str]:
+    from inspect import signature
+
+    return list(signature(function).parameters)
+
+
+def _call(function: Callable[..., Any], nodes: int, options: dict[str, Any]) -> Any:
+    known = [name for name in _parameters(function) if name != "n"]
+    for key in options:
+        if key not in known:
+            raise PerronError(f"{function.__name__} has no option {key!r}; it has: {', '.join(known) or 'none'}.")
+    return function(nodes, **options)
+
+
+def _parsed(pairs: list[str]) -> dict[str, Any]:
+    options = {}
+    for pair in pairs:
+        key, equals, value = pair.partition("=")
+        try:
+            options[key] = json.loads(value)
+        except json.JSONDecodeError:
+            equals = ""
+        if not equals or isinstance(options[key], bool) or not isinstance(options[key], int | float):
+            raise PerronError(f"--set takes KEY=NUMBER, as probability=0.5; got {pair!r}.")
+    return options
+
+
+def _list_topologies() -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    from perron import topologies
+
+    table = Table("topology", "what it is", "options", title="Topologies (the paper's six first)")
+    for name, function in topologies.NAMES.items():
+        options = [option for option in _parameters(function) if option != "n"]
+        table.add_row(name, (function.__doc__ or "").partition("\n")[0], ", ".join(options))
+    Console().print(table)
+
+
+def _print_metrics(metrics: Any, notes: list[str]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    title = f"{metrics.name}: {metrics.nodes} nodes"
+    if metrics.period > 1:
+        title += f"; metrics of the product over its period of {metrics.period} steps"
+    table = Table("", "", title=title)
+    table.add_column("pull (A)", justify="right")
+    table.add_column("push (B)", justify="right")
+    for row in metrics.rows():
+        table.add_row(*row)
+    console = Console()
+    console.print(table)
+    for side in ("pull", "push"):
+        if (matrix := getattr(metrics, side)) is not None:
+            shown = ", ".join(f"{weight:.4f}" for weight in matrix.perron[:32])
+            more = f", ... ({metrics.nodes - 32} more)" if metrics.nodes > 32 else ""
+            console.print(f"Perron vector of {side}: {shown}{more}", soft_wrap=True, highlight=False)
+    for line in [*metrics.advice(), *notes]:
+        console.print(f"- {line}", soft_wrap=True, highlight=False, markup=False)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,37 @@
+"""What can go wrong, on one page.
+
+    PerronError (a ValueError)
+    |-- GraphError      a graph that is not one, or cannot do what is asked of it
+    |-- MixingError     matrices that would mix wrongly
+    |-- SpectralError   a metric that cannot be computed for this matrix
+    `-- FileError       a file that does not hold what it should
+
+Every message says what is wrong, what was found, and the remedy. The command line prints it without a traceback.
+"""
+
+
+class PerronError(ValueError):
+    """Base of every error that perron raises on purpose."""
+
+
+class GraphError(PerronError):
+    """A graph that is not one, or cannot do what is asked of it."""
+
+
+class MixingError(PerronError):
+    """Matrices that would mix wrongly."""
+
+
+class SpectralError(PerronError):
+    """A metric that cannot be computed for this matrix."""
+
+
+class FileError(PerronError):
+    """A file that does not hold what it should."""
+
+
+def listed(items: object, limit: int = 6) -> str:
+    """``0, 1, 2, ... (97 more)``: a short list for an error message."""
+    parts = [str(item) for item in items]  # type: ignore[attr-defined]
+    shown = ", ".join(parts[:limit])
+    return f"{shown}, ... ({len(parts) - limit} more)" if len(parts) > limit else shown

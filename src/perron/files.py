@@ -1,0 +1,410 @@
+"""Networks in files: read with every doubt answered by file, line and token; written atomically.
+
+| suffix                     | holds                                                                                |
+|----------------------------|--------------------------------------------------------------------------------------|
+| .graphml                   | directed or undirected, node names, the edge attribute ``weight`` if there is one      |
+| .edges .edgelist .txt      | a line ``source target [weight]`` for each edge; ``# nodes: N``, ``# labels: [...]``   |
+| .csv                       | the n x n matrix, ``[i, j]`` = what i takes from j; optionally names in row and column 0 |
+| .npz                       | the same matrix, sparse as scipy writes it or one dense array; or a whole `Mixing`    |
+
+Edges without a weight weigh 1. Self-loops are read as they stand: ``read_graph(path).with_self_loops()`` adds the rest.
+Nothing is ever unpickled.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import os
+import re
+import zipfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+from xml.etree.ElementTree import ParseError
+
+import numpy as np
+from scipy.sparse import csr_array
+
+from perron.errors import FileError, GraphError, MixingError
+from perron.graph import FloatArray, Graph, check_nodes
+from perron.mixing import Mixing
+
+EDGE_LISTS = (".edges", ".edgelist", ".txt")
+SUFFIXES = (".graphml", *EDGE_LISTS, ".csv", ".npz")
+MAX_UNPACKED = 4 * 2**30  # bytes; what an .npz may unpack to
+
+
+class _Weights(NamedTuple):
+    """What a file says: a weight matrix and perhaps names."""
+
+    matrix: csr_array
+    labels: list[str] | None
+
+
+def read_graph(path: str | Path) -> Graph:
+    """The graph in a file: an edge wherever the weight is not zero."""
+    weights = _read(Path(path))
+    return Graph.from_matrix(weights.matrix, name=Path(path).name, labels=weights.labels)
+
+
+def read_matrix(path: str | Path) -> csr_array:
+    """The weight matrix in a file, sparse, ``[i, j]`` = what i takes from j."""
+    return _read(Path(path)).matrix
+
+
+def write_graph(graph: Graph, path: str | Path) -> Path:
+    """Write a graph in the format that the suffix names; reading it gives an equal graph."""
+    return _write(Path(path), graph.adjacency(), graph.labels)
+
+
+def write_matrix(matrix: Any, path: str | Path) -> Path:
+    """Write a weight matrix in the format that the suffix names; reading it gives the same numbers."""
+    return _write(Path(path), csr_array(matrix, dtype=np.float64), None)
+
+
+def read_mixing(path: str | Path) -> Mixing:
+    """The `Mixing` that `write_mixing` wrote, checked anew."""
+    path = Path(path)
+    arrays = _read_npz(path)
+    if "perron_mixing" not in arrays:
+        raise FileError(f"{path} holds no mixing but {sorted(arrays)}. Write one with write_mixing(mixing, path).")
+    try:
+        about = json.loads(str(arrays["perron_mixing"]))
+        shape = (about["nodes"], about["nodes"])
+        pull, push = ([_csr(arrays, f"{side}{k}_", shape, path) for k in range(about[side])] for side in ("pull", "push"))
+        return Mixing(pull or None, push or None, connected=about["connected"], name=about["name"])
+    except (KeyError, TypeError, json.JSONDecodeError) as error:
+        raise FileError(f"{path} is damaged: {error!r}.") from None
+    except MixingError as error:
+        raise FileError(f"{path}: {error}") from None
+
+
+def write_mixing(mixing: Mixing, path: str | Path) -> Path:
+    """Write both matrices of a network, time-varying ones too, to an .npz."""
+    path = Path(path)
+    if path.suffix != ".npz":
+        raise FileError(f"A mixing is written to an .npz file; got {path}. For one matrix use write_matrix.")
+    pulls, pushes = mixing.sequences
+    about = {
+        "nodes": mixing.nodes,
+        "name": mixing.name,
+        "connected": "strongly" if mixing.is_strongly_connected else "rooted",
+        "pull": len(pulls),
+        "push": len(pushes),
+    }
+    arrays = {"perron_mixing": np.array(json.dumps(about))}
+    for side, matrices in (("pull", pulls), ("push", pushes)):
+        for k, matrix in enumerate(matrices):
+            sparse = csr_array(matrix)
+            for part in ("data", "indices", "indptr"):
+                arrays[f"{side}{k}_{part}"] = getattr(sparse, part)
+    return write_bytes(path, _packed(arrays))
+
+
+def holds_mixing(path: str | Path) -> bool:
+    """Whether a file is one that `write_mixing` wrote."""
+    return Path(path).suffix == ".npz" and "perron_mixing" in _read_npz(Path(path))
+
+
+def write_bytes(path: str | Path, content: bytes) -> Path:
+    """Write a file so that at every moment, whatever happens, the old or the new content is there in full."""
+    path = Path(path)
+    part = path.with_name(path.name + ".part")
+    try:
+        with part.open("wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        part.replace(path)
+    except OSError as error:
+        part.unlink(missing_ok=True)
+        raise FileError(f"Cannot write {path} ({len(content):,} bytes): {error.strerror or error}.") from None
+    directory = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(directory)
+    finally:
+        os.close(directory)
+    return path
+
+
+# ---- by suffix
+
+
+def _read(path: Path) -> _Weights:
+    _check_suffix(path)
+    if not path.is_file():
+        raise FileError(f"There is no file {path}.")
+    try:
+        if path.suffix == ".npz":
+            return _from_npz(path)
+        if path.suffix == ".graphml":
+            return _from_graphml(path)
+        return _from_csv(path) if path.suffix == ".csv" else _from_edge_list(path)
+    except GraphError as error:
+        raise FileError(f"{path}: {error}") from None
+
+
+def _write(path: Path, matrix: csr_array, labels: Sequence[str] | None) -> Path:
+    _check_suffix(path)
+    if path.suffix == ".npz":
+        parts = {part: getattr(matrix, part) for part in ("data", "indices", "indptr")}
+        names = {"labels": np.array(labels)} if labels else {}
+        return write_bytes(path, _packed(parts | names | {"format": np.array("csr"), "shape": np.array(matrix.shape)}))
+    to = _to_graphml if path.suffix == ".graphml" else _to_csv if path.suffix == ".csv" else _to_edge_list
+    return write_bytes(path, to(matrix, labels).encode())
+
+
+def _check_suffix(path: Path) -> None:
+    if path.suffix not in SUFFIXES:
+        raise FileError(f"{path} has the suffix {path.suffix or '(none)'!r}; a network is in one of {', '.join(SUFFIXES)}.")
+
+
+def _text(path: Path) -> str:
+    try:
+        text = path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise FileError(f"{path} is not UTF-8 text (byte {error.start}). Save it as UTF-8.") from None
+    if "\0" in text:
+        raise FileError(f"{path} is not text: it holds a zero byte. Is it UTF-16? Save it as UTF-8.")
+    if not text.strip():
+        raise FileError(f"{path} is empty.")
+    return text.removeprefix("\ufeff")
+
+
+def _matrix(nodes: int, sources: Any, targets: Any, weights: Any) -> csr_array:
+    return csr_array((np.asarray(weights, dtype=np.float64), (targets, sources)), shape=(nodes, nodes))
+
+
+# ---- edge lists
+
+
+def _from_edge_list(path: Path) -> _Weights:
+    nodes: int | None = None
+    labels: list[str] | None = None
+    seen: dict[tuple[int, int], int] = {}
+    weights: list[float] = []
+    columns = 0
+    for number, line in enumerate(_text(path).splitlines(), start=1):
+        where = f"{path}:{number}"
+        body, _, comment = line.partition("#")
+        if header := re.fullmatch(r"\s*(nodes|labels):\s*(.+)", comment):
+            if header[1] == "nodes":
+                nodes = check_nodes(_whole(header[2].strip(), where))
+            else:
+                labels = _label_header(header[2], where)
+        tokens = body.replace(",", " ").split()
+        if not tokens:
+            continue
+        columns = columns or len(tokens)
+        if len(tokens) not in (2, 3) or len(tokens) != columns:
+            raise FileError(f"{where}: a line is 'source target' or 'source target weight', alike in the whole file; got {line.strip()!r}.")
+        edge = (_whole(tokens[0], where), _whole(tokens[1], where))
+        if edge in seen:
+            raise FileError(f"{where}: edge {edge[0]} {edge[1]} stands in line {seen[edge]} already.")
+        for node in edge:
+            if nodes is not None and node >= nodes:
+                raise FileError(f"{where}: unknown node {node}; the file says there are {nodes}, numbered from 0.")
+        seen[edge] = number
+        weights.append(_weight(tokens[2], where) if len(tokens) == 3 else 1.0)
+    if nodes is None:
+        if not seen:
+            raise FileError(f"{path} holds no edges. A line is 'source target' or 'source target weight'.")
+        nodes = check_nodes(1 + max(max(edge) for edge in seen))
+    pairs = np.array(list(seen), dtype=np.int64).reshape(-1, 2)
+    return _Weights(_matrix(nodes, pairs[:, 0], pairs[:, 1], weights), labels)
+
+
+def _to_edge_list(matrix: csr_array, labels: Sequence[str] | None) -> str:
+    lines = ["# source target [weight]: what travels from source to target", f"# nodes: {matrix.shape[0]}"]
+    lines += [f"# labels: {json.dumps(list(labels))}"] if labels else []
+    plain = (matrix.data == 1).all()
+    for target, source, weight in _entries(matrix):
+        lines.append(f"{source} {target}" if plain else f"{source} {target} {weight!r}")
+    return "\n".join(lines) + "\n"
+
+
+def _label_header(text: str, where: str) -> list[str]:
+    try:
+        labels = json.loads(text)
+    except json.JSONDecodeError:
+        labels = None
+    if not isinstance(labels, list) or not all(isinstance(label, str) for label in labels):
+        raise FileError(f'{where}: labels are a JSON list of strings, as in # labels: ["paris", "rome"]; got {text!r:.80}.')
+    return labels
+
+
+def _whole(token: str, where: str) -> int:
+    if not re.fullmatch(r"[0-9]{1,18}", token):
+        raise FileError(
+            f"{where}: {token!r:.80} is not a node; nodes are whole numbers from 0. For named nodes use .graphml or .csv."
+        )
+    return int(token)
+
+
+def _weight(token: str, where: str) -> float:
+    try:
+        weight = float(token)
+    except ValueError:
+        raise FileError(f"{where}: {token!r:.80} is not a number.") from None
+    if not np.isfinite(weight) or weight < 0:
+        raise FileError(f"{where}: a weight is finite and not negative; got {token!r:.80}.")
+    return weight
+
+
+# ---- matrices as CSV
+
+
+def _from_csv(path: Path) -> _Weights:
+    try:
+        reader = csv.reader(_text(path).splitlines(keepends=True), strict=True)
+        lines = [(reader.line_num, row) for row in reader if row and any(cell.strip() for cell in row)]
+    except csv.Error as error:
+        raise FileError(f"{path}:{reader.line_num}: not a CSV table: {error}.") from None
+    labels = None
+    if not lines[0][1][0].strip():  # names in the first row and column, the corner empty
+        labels, lines = lines[0][1][1:], lines[1:]
+        for i, (number, row) in enumerate(lines):
+            if i >= len(labels) or row[0] != labels[i]:
+                wanted = f"the name {labels[i]!r} of column {i + 1}" if i < len(labels) else "no more rows than names"
+                raise FileError(f"{path}:{number}: row {row[0]!r:.80} stands where {wanted} was expected.")
+        lines = [(number, row[1:]) for number, row in lines]
+    nodes = len(lines)
+    matrix = np.zeros((nodes, nodes)) if check_nodes(nodes or 1) else np.zeros((0, 0))
+    for i, (number, row) in enumerate(lines):
+        if len(row) != nodes or (labels is not None and len(labels) != nodes):
+            raise FileError(f"{path}:{number}: a matrix with {nodes} rows needs {nodes} columns; this row has {len(row)}.")
+        matrix[i] = [_weight(cell.strip(), f"{path}:{number}") for cell in row]
+    if not nodes:
+        raise FileError(f"{path} holds names but no rows.")
+    return _Weights(csr_array(matrix), labels)
+
+
+def _to_csv(matrix: csr_array, labels: Sequence[str] | None) -> str:
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    if labels:
+        writer.writerow(["", *labels])
+    for i in range(matrix.shape[0]):
+        row = matrix[[i]].toarray()[0]
+        cells = [repr(int(value) if value == int(value) else float(value)) for value in row]
+        writer.writerow([labels[i], *cells] if labels else cells)
+    return out.getvalue()
+
+
+# ---- GraphML
+
+
+def _from_graphml(path: Path) -> _Weights:
+    import networkx as nx
+
+    text = _text(path)
+    if "<!" in re.sub(r"<!--.*?-->|<!\[CDATA\[.*?\]\]>", "", text, flags=re.DOTALL):
+        raise FileError(f"{path} declares a document type or entities (<!...); GraphML needs none, and they are refused.")
+    try:
+        graph = nx.parse_graphml(text)
+    except ParseError as error:
+        raise FileError(f"{path}:{error.position[0]}: not well-formed XML: {error}.") from None
+    except (nx.NetworkXError, ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
+        raise FileError(f"{path} is not GraphML that can be read: {error}.") from None
+    if graph.is_multigraph():
+        source, target = next((s, t) for s, t, key in graph.edges(keys=True) if key != 0)
+        raise FileError(f"{path}: edge {source} -> {target} stands there more than once.")
+    if not len(graph):
+        raise FileError(f"{path} holds no nodes.")
+    names = [str(node) for node in graph.nodes]
+    number = {node: i for i, node in enumerate(graph.nodes)}
+    edges = []
+    for source, target, weight in graph.edges(data="weight", default=1.0):
+        value = _weight(str(weight), f"{path}: edge {source} -> {target}")
+        edges.append((number[source], number[target], value))
+        if not graph.is_directed() and source != target:
+            edges.append((number[target], number[source], value))
+    sources, targets, weights = np.array(edges, dtype=np.float64).reshape(-1, 3).T
+    matrix = _matrix(len(names), sources.astype(np.int64), targets.astype(np.int64), weights)
+    return _Weights(matrix, None if names == [str(i) for i in range(len(names))] else names)
+
+
+def _to_graphml(matrix: csr_array, labels: Sequence[str] | None) -> str:
+    import networkx as nx
+
+    names = labels or [str(i) for i in range(matrix.shape[0])]
+    graph: nx.DiGraph[str] = nx.DiGraph()
+    graph.add_nodes_from(names)
+    plain = (matrix.data == 1).all()
+    for target, source, weight in _entries(matrix):
+        graph.add_edge(names[source], names[target], **({} if plain else {"weight": weight}))
+    return "\n".join(nx.generate_graphml(graph)) + "\n"
+
+
+def _entries(matrix: csr_array) -> Iterator[tuple[int, int, float]]:
+    entries = matrix.tocoo()
+    return zip(entries.row.tolist(), entries.col.tolist(), entries.data.tolist(), strict=True)
+
+
+# ---- npz
+
+
+def _read_npz(path: Path) -> dict[str, Any]:
+    if not path.is_file():
+        raise FileError(f"There is no file {path}.")
+    try:
+        with zipfile.ZipFile(path) as archive:
+            unpacked = sum(member.file_size for member in archive.infolist())
+            if unpacked > MAX_UNPACKED:
+                raise FileError(f"{path} would unpack to {unpacked / 2**30:.1f} GiB; at most {MAX_UNPACKED / 2**30:.0f} are read.")
+        with np.load(path, allow_pickle=False) as arrays:
+            return {key: arrays[key] for key in arrays}
+    except (zipfile.BadZipFile, ValueError, EOFError, OSError, KeyError, NotImplementedError) as error:
+        if isinstance(error, FileError):
+            raise
+        raise FileError(f"{path} is not an .npz file that can be read: {error}.") from None
+
+
+def _from_npz(path: Path) -> _Weights:
+    arrays = _read_npz(path)
+    if "perron_mixing" in arrays:
+        raise FileError(f"{path} holds a whole mixing, not one matrix. Read it with read_mixing.")
+    names = arrays.pop("labels", None)
+    labels = None if names is None else [str(name) for name in np.atleast_1d(names)]
+    if {"data", "indices", "indptr", "shape"} <= set(arrays):
+        shape = tuple(int(side) for side in np.ravel(arrays["shape"]))
+        kind = arrays.get("format", np.array("csr"))
+        form = kind.item().decode() if isinstance(kind.item(), bytes) else str(kind.item())
+        if form not in ("csr", "csc") or len(shape) != 2 or shape[0] != shape[1]:
+            raise FileError(f"{path} holds a {form} matrix of shape {shape}; a square csr or csc matrix is read.")
+        matrix = _csr(arrays, "", (check_nodes(shape[0]), shape[0]), path)
+        return _Weights(csr_array(matrix.T) if form == "csc" else matrix, labels)
+    dense = [key for key, array in arrays.items() if array.ndim == 2]
+    if len(dense) != 1:
+        raise FileError(f"{path} must hold one matrix, dense or as scipy.sparse.save_npz writes it; got {sorted(arrays)}.")
+    return _Weights(csr_array(_checked_values(arrays[dense[0]], path)), labels)
+
+
+def _csr(arrays: dict[str, Any], prefix: str, shape: tuple[int, int], path: Path) -> csr_array:
+    data, indices, indptr = (arrays[prefix + part] for part in ("data", "indices", "indptr"))
+    values = _checked_values(data, path)
+    try:
+        matrix = csr_array((values, indices, indptr), shape=shape)
+        matrix.check_format(full_check=True)
+    except (ValueError, TypeError) as error:
+        raise FileError(f"{path} is damaged: {error}.") from None
+    matrix.sum_duplicates()
+    return matrix
+
+
+def _checked_values(values: Any, path: Path) -> FloatArray:
+    if not np.issubdtype(values.dtype, np.number) and values.dtype != np.bool_:
+        raise FileError(f"{path} holds {values.dtype} where numbers are needed.")
+    numbers = np.asarray(values, dtype=np.float64)
+    if not np.isfinite(numbers).all() or (numbers < 0).any():
+        raise FileError(f"{path}: weights are finite and not negative; the smallest is {np.nanmin(numbers):g}.")
+    return numbers
+
+
+def _packed(arrays: dict[str, Any]) -> bytes:
+    buffer = io.BytesIO()
+    np.savez_compressed(buffer, allow_pickle=False, **arrays)
+    return buffer.getvalue()
+

@@ -1,0 +1,158 @@
+"""Pictures. Every function takes data and a path, and writes the file in the format of its suffix (PNG, PDF, SVG)."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from perron.errors import FileError, GraphError
+from perron.files import write_bytes
+from perron.graph import FloatArray, Graph
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+FORMATS = (".png", ".pdf", ".svg")
+MOST_NODES = 400
+BENDS = (0.0, 0.12, -0.12, 0.2, -0.2, 0.3, -0.3)  # of links, the straightest first
+BLUE, INK, PALE = "#0072B2", "#222222", "#E6F1F8"  # of the colour-blind-safe palette of Okabe & Ito
+
+
+def draw(graph: Graph | Sequence[Graph], path: str | Path) -> Path:
+    """Draw who speaks to whom, with an arrow for each edge; links that go both ways are plain lines in an undirected
+    graph. A sequence of graphs, such as a time-varying network, becomes one panel each."""
+    graphs = [graph] if isinstance(graph, Graph) else list(graph)
+    return draw_all({panel.name: panel for panel in graphs}, path)
+
+
+def draw_all(graphs: dict[str, Graph], path: str | Path, *, columns: int = 3) -> Path:
+    """Draw several graphs side by side, each under its title, as in the paper's topology figure."""
+    path = Path(path)
+    if path.suffix not in FORMATS:
+        raise FileError(f"A picture is written to one of {', '.join(FORMATS)}; got {path}.")
+    for graph in graphs.values():
+        if graph.nodes > MOST_NODES:
+            raise GraphError(f"{graph.name} cannot be drawn so that anything is seen; at most {MOST_NODES} nodes can.")
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    width = min(columns, len(graphs))
+    height = -(-len(graphs) // width)
+    largest = max(graph.nodes for graph in graphs.values())
+    side = float(np.clip(4 + 0.06 * largest, 4.5, 12)) if len(graphs) > 1 else float(np.clip(4 + 0.14 * largest, 5, 14))
+    figure = Figure(figsize=(side * width, (side + 0.3) * height), layout="constrained")
+    FigureCanvasAgg(figure)
+    panels = figure.subplots(height, width, squeeze=False).ravel()
+    for axes, (title, graph) in zip(panels, graphs.items(), strict=False):
+        _draw(axes, graph, side)
+        axes.set_title(title, fontsize=11, color=INK)
+    for axes in panels[len(graphs) :]:
+        axes.set_axis_off()
+    return save(figure, path)
+
+
+def save(figure: Figure, path: str | Path) -> Path:
+    """Write a figure atomically, without a date in it, so that the same figure is the same file."""
+    path = Path(path)
+    buffer = io.BytesIO()
+    undated = {"pdf": {"CreationDate": None}, "svg": {"Date": None}, "png": {}}[path.suffix[1:]]
+    figure.savefig(buffer, format=path.suffix[1:], dpi=150, metadata=undated)
+    return write_bytes(path, buffer.getvalue())
+
+
+def _draw(axes: Axes, graph: Graph, inches: float) -> None:
+    where = _layout(graph)
+    points = inches * 72 * 0.85 / max(np.ptp(where[:, 0]), np.ptp(where[:, 1]), 1e-9)  # points per unit of the layout
+    radius = float(np.clip(_room(graph, where) * points, 1.5, 11))
+    one_way, both_ways = _links(graph)
+    arrow = "-" if graph.is_symmetric else "<|-|>"
+    for pairs, style in ((one_way, "-|>"), (both_ways, arrow)):
+        for source, target in pairs:
+            _connect(axes, where, source, target, style, radius, reach=radius / points)
+    axes.scatter(where[:, 0], where[:, 1], s=(2 * radius) ** 2, facecolor=PALE, edgecolor=BLUE, linewidth=1.1, zorder=3)
+    if radius >= 4:
+        for node, (x, y) in enumerate(where):
+            size = radius * (1.05 if len(graph.label(node)) <= 2 else 0.7)
+            axes.text(x, y, graph.label(node)[:12], ha="center", va="center", fontsize=size, color=INK, zorder=4)
+    axes.set_aspect("equal")
+    axes.margins(0.08)
+    axes.set_axis_off()
+
+
+def _layout(graph: Graph) -> FloatArray:
+    if graph.positions is not None:
+        return _spread(graph.positions)
+    # Round a circle, clockwise from the top: no three nodes on a line, so no edge hides behind a node.
+    angle = np.pi / 2 - 2 * np.pi * np.arange(graph.nodes) / graph.nodes
+    return np.stack([np.cos(angle), np.sin(angle)], axis=1)
+
+
+def _spread(where: FloatArray) -> FloatArray:
+    """Move nodes that lie almost on top of each other apart, as little as needed to tell them apart."""
+    from scipy.spatial import KDTree
+
+    where = where.copy()
+    apart = 0.75 * max(np.ptp(where[:, 0]), np.ptp(where[:, 1])) / np.sqrt(len(where)) * 0.6
+    for _ in range(200):
+        pairs = KDTree(where).query_pairs(0.99 * apart, output_type="ndarray")
+        if not len(pairs):
+            break
+        between = where[pairs[:, 0]] - where[pairs[:, 1]]
+        length = np.hypot(*between.T)[:, None] + 1e-12
+        push = between / length * (apart - length) / 2
+        np.add.at(where, pairs[:, 0], push)
+        np.add.at(where, pairs[:, 1], -push)
+    return where
+
+
+def _room(graph: Graph, where: FloatArray) -> float:
+    """The largest radius at which nodes neither touch each other nor, on a circle, the links that skip one node."""
+    from scipy.spatial import KDTree
+
+    if graph.nodes == 1:
+        return 1.0
+    distance, _ = KDTree(where).query(where, k=2)
+    room = float(distance[:, 1].min()) / 3.2
+    skipping = 1 - np.cos(2 * np.pi / graph.nodes)
+    return min(room, 0.6 * skipping) if graph.positions is None and 8 <= graph.nodes <= 40 else room
+
+
+def _links(graph: Graph) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
+    """The links that go one way, and those that go both ways (each once)."""
+    edges = {(source, target) for source, target in graph.edges.tolist()}
+    one_way = sorted(edge for edge in edges if edge[::-1] not in edges)
+    return one_way, sorted((source, target) for source, target in edges if source < target and (target, source) in edges)
+
+
+def _connect(
+    axes: Axes, where: FloatArray, source: int, target: int, style: str, radius: float, *, reach: float
+) -> None:
+    """One link, straight unless it would run through another node."""
+    from matplotlib.patches import FancyArrowPatch
+
+    start, end = where[source], where[target]
+    others = np.delete(where, [source, target], axis=0)
+    bend = max(BENDS, key=lambda bend: min(_clearance(start, end, bend, others), 1.25 * reach))
+    axes.add_patch(
+        FancyArrowPatch(
+            (float(start[0]), float(start[1])), (float(end[0]), float(end[1])), arrowstyle=style, shrinkA=radius + 1,
+            shrinkB=radius + 1, connectionstyle=f"arc3,rad={bend}", mutation_scale=float(np.clip(radius * 0.9, 4, 9)),
+            linewidth=0.8, color=INK, zorder=2,
+        )
+    )  # fmt: skip
+
+
+def _clearance(start: FloatArray, end: FloatArray, bend: float, others: FloatArray) -> float:
+    """How far the nearest other node is from a link with the given bend (a quadratic curve, as matplotlib's arc3)."""
+    if not len(others):
+        return float("inf")
+    along = end - start
+    control = (start + end) / 2 + bend * np.array([along[1], -along[0]])
+    t = np.linspace(0, 1, 33)[:, None]
+    curve = (1 - t) ** 2 * start + 2 * t * (1 - t) * control + t**2 * end
+    return float(np.hypot(*(curve[:, None] - others).transpose(2, 0, 1)).min())
