@@ -6,7 +6,7 @@ The name is the Perron vectors of the two mixing matrices: they decide what a di
 >>> graph = perron.topologies.exponential(16)
 >>> mixing = perron.Mixing.random_integer(graph, seed=0)
 >>> round(perron.spectral.describe(mixing).c, 2)
-0.98
+1.0
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ if TYPE_CHECKING:
 __version__ = version("perron")
 
 __all__ = [
-    "FileError", "Graph", "GraphError", "Mixing", "MixingError", "PerronError", "SpectralError", "__version__", "authors",
-    "errors", "files", "plots", "read_graph", "read_matrix", "read_mixing", "spectral", "topologies", "write_graph",
-    "write_matrix", "write_mixing",
+    "FileError", "Graph", "GraphError", "Mixing", "MixingError", "PerronError", "SpectralError", "__version__",
+    "authors", "errors", "files", "plots", "read_graph", "read_matrix", "read_mixing", "spectral", "topologies",
+    "write_graph", "write_matrix", "write_mixing",
 ]  # fmt: skip
 
 _HOME = {

@@ -17,7 +17,7 @@ from scipy.spatial.distance import cdist
 
 from perron import topologies
 from perron.errors import GraphError
-from perron.graph import FloatArray, Graph, check_nodes
+from perron.graph import FloatArray, Graph, IntArray, check_nodes
 from perron.mixing import Mixing
 
 SEED = 42
@@ -78,8 +78,8 @@ NAMES: dict[str, Callable[..., Mixing]] = {
 }
 
 
-def _undirected(n: int, low: object, high: object, positions: FloatArray | None = None) -> Graph:
-    return Graph(n, np.stack([low, high], axis=1), positions=positions).symmetric()  # type: ignore[list-item]
+def _undirected(n: int, low: IntArray, high: IntArray, positions: FloatArray | None = None) -> Graph:
+    return Graph(n, np.stack([low, high], axis=1), positions=positions).symmetric()
 
 
 def _weighted(graph: Graph, stream: np.random.RandomState, high: int, name: str) -> Mixing:

@@ -39,7 +39,9 @@ def main() -> None:
 
 
 @app.callback()
-def _options(debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False) -> None:
+def _options(
+    debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
+) -> None:
     global _debug  # noqa: PLW0603
     _debug = debug
 
@@ -47,23 +49,30 @@ def _options(debug: Annotated[bool, typer.Option("--debug", help="Show the trace
 @app.command()
 def graph(
     network: Annotated[
-        str | None, typer.Argument(metavar="NAME|FILE", help="A topology, or a .graphml, .edges, .csv or .npz file.")
+        str | None,
+        typer.Argument(metavar="NAME|FILE", help="A topology, or a .graphml, .edges, .csv or .npz file."),
     ] = None,
     nodes: Annotated[int, typer.Option("--nodes", "-n", help="How many nodes (of a named topology).")] = 16,
     weights: Annotated[
         str | None,
-        typer.Option(help="Weight rule: random_integer (the default for topologies), uniform, lazy, metropolis, balanced, "
-                          "spanning_trees, authors; or file (the default for files with weights)."),
+        typer.Option(
+            help="Weight rule: random_integer (the default for topologies), uniform, lazy, metropolis, balanced, "
+            "spanning_trees, authors; or file (the default for files with weights)."
+        ),
     ] = None,
     seed: Annotated[int, typer.Option(help="Seed of random topologies and of random weights.")] = 0,
     option: Annotated[
-        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="An option of the topology, as probability=0.5.")
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="An option of the topology, as probability=0.5."),
     ] = None,
     push: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="The push matrix, if NAME|FILE is the pull matrix alone.")
+        Path | None,
+        typer.Option(metavar="FILE", help="The push matrix, if NAME|FILE is the pull matrix alone."),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
-    picture: Annotated[Path | None, typer.Option("--draw", metavar="FILE", help="Draw it (.png, .pdf or .svg).")] = None,
+    picture: Annotated[
+        Path | None, typer.Option("--draw", metavar="FILE", help="Draw it (.png, .pdf or .svg).")
+    ] = None,
     show_list: Annotated[bool, typer.Option("--list", help="List the topologies and stop.")] = False,
 ) -> None:
     """Show how a network mixes: Perron vectors, rho_2, beta, kappa, s, M and c, as a table or JSON; and draw it.
@@ -72,16 +81,16 @@ def graph(
     perron graph random --nodes 12 --set probability=0.5 --seed 3 --draw random.png
     perron graph my-network.graphml --weights uniform --json
     perron graph A.csv --push B.csv
-    """  # noqa: D301
+    """
     if show_list or network is None:
         _list_topologies()
         return
     from perron import plots, spectral
 
     drawn, mixing, notes = _network(network, nodes, weights, seed, _parsed(option or []), push)
-    metrics = spectral.describe(mixing)
     if picture:
         notes.append(f"drawn in {plots.draw(drawn, picture)}")
+    metrics = spectral.describe(mixing)
     if as_json:
         shape = {"edges": max(m.edges for m in (metrics.pull, metrics.push) if m), "notes": notes}
         sys.stdout.write(json.dumps(metrics.to_dict() | shape | {"advice": metrics.advice()}) + "\n")
@@ -95,28 +104,27 @@ def demo(
     nodes: Annotated[int, typer.Option(help="How many nodes; a square number, for the grid.")] = 16,
 ) -> None:
     """Build the paper's six topologies, print their metrics and write their pictures."""
+    from rich.box import SIMPLE
     from rich.console import Console
     from rich.table import Table
 
     from perron import files, plots, spectral, topologies
     from perron.mixing import Mixing
 
-    graphs = {name: topologies.NAMES[name](nodes) for name in topologies.PAPER}
-    table = Table(title=f"The paper's six topologies, {nodes} nodes, weights 1..9")
-    table.add_column("topology")
-    columns = ("edges", "rho_2 (A)", "beta A", "beta B", "kappa A", "kappa B", "s_A", "s_B", "c")
-    for column in columns:
+    graphs: dict[str, Graph] = {name: topologies.NAMES[name](nodes) for name in topologies.PAPER}  # type: ignore[misc]
+    table = Table(title=f"The paper's six topologies, {nodes} nodes, weights 1..9", box=SIMPLE)
+    table.add_column("topology", no_wrap=True)
+    for column in ("edges", "rho_A", "rho_B", "kappa_A", "kappa_B", "s_A", "s_B", "c"):
         table.add_column(column, justify="right")
     for name, built in graphs.items():
-        m = spectral.describe(Mixing.random_integer(built, seed=0))
-        if m.pull and m.push and m.c:
-            numbers = (m.pull.rho_2, m.pull.beta, m.push.beta, m.pull.kappa, m.push.kappa, m.pull.s, m.push.s, m.c)
-            table.add_row(name, str(m.pull.edges), *(f"{number:.3g}" for number in numbers))
+        told = spectral.describe(Mixing.random_integer(built, seed=0)).to_dict()
+        pairs = [told[side][key] for key in ("rho_2", "kappa", "s") for side in ("pull", "push")]
+        table.add_row(name, str(len(built.edges)), *(f"{number:.3g}" for number in [*pairs, told["c"]]))
     console = Console()
     console.print(table)
     console.print(
-        "rho_2, beta: how much disagreement is left after a step; kappa: how unequally nodes count; "
-        "s: all disagreement ever;\nc: Push-Pull's effective step is c times its learning rate."
+        "rho: share of a disagreement that a step leaves, in the end. kappa: how unequally nodes count.\n"
+        "s: all disagreement, ever. c: Push-Pull moves by c times its learning rate."
     )
     try:
         out.mkdir(parents=True, exist_ok=True)
@@ -124,8 +132,8 @@ def demo(
         raise FileError(f"Cannot make the directory {out}: {error.strerror}.") from None
     for name, built in graphs.items():
         files.write_graph(built, out / f"{name}.graphml")
-    console.print(f"Picture: {plots.draw_all(graphs, out / 'topologies.png')}")  # type: ignore[arg-type]
-    console.print(f"Graph files: {out}/*.graphml; look at one with: perron graph {out}/grid.graphml")
+    console.print(f"Picture: {plots.draw_all(graphs, out / 'topologies.png')}", soft_wrap=True)
+    console.print(f"Graph files: {out}/*.graphml", soft_wrap=True)
 
 
 def _network(

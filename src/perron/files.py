@@ -4,7 +4,7 @@
 |----------------------------|--------------------------------------------------------------------------------------|
 | .graphml                   | directed or undirected, node names, the edge attribute ``weight`` if there is one      |
 | .edges .edgelist .txt      | a line ``source target [weight]`` for each edge; ``# nodes: N``, ``# labels: [...]``   |
-| .csv                       | the n x n matrix, ``[i, j]`` = what i takes from j; optionally names in row and column 0 |
+| .csv                       | the n x n matrix, ``[i, j]`` = what i takes from j; names in row and column 0, if any |
 | .npz                       | the same matrix, sparse as scipy writes it or one dense array; or a whole `Mixing`    |
 
 Edges without a weight weigh 1. Self-loops are read as they stand: ``read_graph(path).with_self_loops()`` adds the rest.
@@ -46,7 +46,10 @@ class _Weights(NamedTuple):
 def read_graph(path: str | Path) -> Graph:
     """The graph in a file: an edge wherever the weight is not zero."""
     weights = _read(Path(path))
-    return Graph.from_matrix(weights.matrix, name=Path(path).name, labels=weights.labels)
+    try:
+        return Graph.from_matrix(weights.matrix, name=Path(path).name, labels=weights.labels)
+    except GraphError as error:
+        raise FileError(f"{path}: {error}") from None
 
 
 def read_matrix(path: str | Path) -> csr_array:
@@ -73,7 +76,9 @@ def read_mixing(path: str | Path) -> Mixing:
     try:
         about = json.loads(str(arrays["perron_mixing"]))
         shape = (about["nodes"], about["nodes"])
-        pull, push = ([_csr(arrays, f"{side}{k}_", shape, path) for k in range(about[side])] for side in ("pull", "push"))
+        pull, push = (
+            [_csr(arrays, f"{side}{k}_", shape, path) for k in range(about[side])] for side in ("pull", "push")
+        )
         return Mixing(pull or None, push or None, connected=about["connected"], name=about["name"])
     except (KeyError, TypeError, json.JSONDecodeError) as error:
         raise FileError(f"{path} is damaged: {error!r}.") from None
@@ -158,7 +163,9 @@ def _write(path: Path, matrix: csr_array, labels: Sequence[str] | None) -> Path:
 
 def _check_suffix(path: Path) -> None:
     if path.suffix not in SUFFIXES:
-        raise FileError(f"{path} has the suffix {path.suffix or '(none)'!r}; a network is in one of {', '.join(SUFFIXES)}.")
+        raise FileError(
+            f"{path} has the suffix {path.suffix or '(none)'!r}; a network is in one of {', '.join(SUFFIXES)}."
+        )
 
 
 def _text(path: Path) -> str:
@@ -199,7 +206,9 @@ def _from_edge_list(path: Path) -> _Weights:
             continue
         columns = columns or len(tokens)
         if len(tokens) not in (2, 3) or len(tokens) != columns:
-            raise FileError(f"{where}: a line is 'source target' or 'source target weight', alike in the whole file; got {line.strip()!r}.")
+            raise FileError(
+                f"{where}: a line is 'source target' or 'source target weight', all alike; got {line.strip()!r:.60}."
+            )
         edge = (_whole(tokens[0], where), _whole(tokens[1], where))
         if edge in seen:
             raise FileError(f"{where}: edge {edge[0]} {edge[1]} stands in line {seen[edge]} already.")
@@ -231,14 +240,16 @@ def _label_header(text: str, where: str) -> list[str]:
     except json.JSONDecodeError:
         labels = None
     if not isinstance(labels, list) or not all(isinstance(label, str) for label in labels):
-        raise FileError(f'{where}: labels are a JSON list of strings, as in # labels: ["paris", "rome"]; got {text!r:.80}.')
+        raise FileError(
+            f'{where}: labels are a JSON list of strings, as in # labels: ["paris", "rome"]; got {text!r:.80}.'
+        )
     return labels
 
 
 def _whole(token: str, where: str) -> int:
     if not re.fullmatch(r"[0-9]{1,18}", token):
         raise FileError(
-            f"{where}: {token!r:.80} is not a node; nodes are whole numbers from 0. For named nodes use .graphml or .csv."
+            f"{where}: {token!r:.80} is not a node; nodes are whole numbers from 0. For names use .graphml or .csv."
         )
     return int(token)
 
@@ -274,7 +285,9 @@ def _from_csv(path: Path) -> _Weights:
     matrix = np.zeros((nodes, nodes)) if check_nodes(nodes or 1) else np.zeros((0, 0))
     for i, (number, row) in enumerate(lines):
         if len(row) != nodes or (labels is not None and len(labels) != nodes):
-            raise FileError(f"{path}:{number}: a matrix with {nodes} rows needs {nodes} columns; this row has {len(row)}.")
+            raise FileError(
+                f"{path}:{number}: a matrix with {nodes} rows needs {nodes} columns; this row has {len(row)}."
+            )
         matrix[i] = [_weight(cell.strip(), f"{path}:{number}") for cell in row]
     if not nodes:
         raise FileError(f"{path} holds names but no rows.")
@@ -301,9 +314,11 @@ def _from_graphml(path: Path) -> _Weights:
 
     text = _text(path)
     if "<!" in re.sub(r"<!--.*?-->|<!\[CDATA\[.*?\]\]>", "", text, flags=re.DOTALL):
-        raise FileError(f"{path} declares a document type or entities (<!...); GraphML needs none, and they are refused.")
+        raise FileError(
+            f"{path} declares a document type or entities (<!...); GraphML needs none, and they are refused."
+        )
     try:
-        graph = nx.parse_graphml(text)
+        graph: Any = nx.parse_graphml(text)
     except ParseError as error:
         raise FileError(f"{path}:{error.position[0]}: not well-formed XML: {error}.") from None
     except (nx.NetworkXError, ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
@@ -353,7 +368,9 @@ def _read_npz(path: Path) -> dict[str, Any]:
         with zipfile.ZipFile(path) as archive:
             unpacked = sum(member.file_size for member in archive.infolist())
             if unpacked > MAX_UNPACKED:
-                raise FileError(f"{path} would unpack to {unpacked / 2**30:.1f} GiB; at most {MAX_UNPACKED / 2**30:.0f} are read.")
+                raise FileError(
+                    f"{path} would unpack to {unpacked / 2**30:.2g} GiB; at most {MAX_UNPACKED / 2**30:.2g} are read."
+                )
         with np.load(path, allow_pickle=False) as arrays:
             return {key: arrays[key] for key in arrays}
     except (zipfile.BadZipFile, ValueError, EOFError, OSError, KeyError, NotImplementedError) as error:
@@ -378,7 +395,9 @@ def _from_npz(path: Path) -> _Weights:
         return _Weights(csr_array(matrix.T) if form == "csc" else matrix, labels)
     dense = [key for key, array in arrays.items() if array.ndim == 2]
     if len(dense) != 1:
-        raise FileError(f"{path} must hold one matrix, dense or as scipy.sparse.save_npz writes it; got {sorted(arrays)}.")
+        raise FileError(
+            f"{path} must hold one matrix, dense or as scipy.sparse.save_npz writes it; got {sorted(arrays)}."
+        )
     return _Weights(csr_array(_checked_values(arrays[dense[0]], path)), labels)
 
 
@@ -407,4 +426,3 @@ def _packed(arrays: dict[str, Any]) -> bytes:
     buffer = io.BytesIO()
     np.savez_compressed(buffer, allow_pickle=False, **arrays)
     return buffer.getvalue()
-

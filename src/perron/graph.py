@@ -188,7 +188,10 @@ class Graph:
         deaf, mute = self._open_components()
         # Nothing leads out of a mute component nor into a deaf one: an edge between them is what is missing.
         sink, source = next((sink, source) for sink in mute for source in deaf if sink != source)
-        unheard, unreached = np.flatnonzero(self.components == sink), np.flatnonzero(self.components == source)
+        unheard, unreached = (
+            np.flatnonzero(self.components == sink),
+            np.flatnonzero(self.components == source),
+        )
         raise GraphError(
             f"{self.name} is not strongly connected: it falls into {count} strongly connected components. "
             f"Nodes {{{self._named(unheard)}}} cannot reach nodes {{{self._named(unreached)}}}, for example "
@@ -307,9 +310,7 @@ def _checked_pairs(edges: Iterable[tuple[int, int]] | ArrayLike, nodes: int) -> 
     if raw.size == 0:
         return np.empty((0, 2), dtype=np.int64)
     if raw.ndim != 2 or raw.shape[1] != 2 or not np.issubdtype(raw.dtype, np.integer):
-        raise GraphError(
-            f"Edges are pairs of whole numbers (source, target); got an array of shape {raw.shape} and type {raw.dtype}."
-        )
+        raise GraphError(f"Edges are pairs of whole numbers (source, target); got shape {raw.shape}, type {raw.dtype}.")
     wrong = np.flatnonzero(((raw < 0) | (raw >= nodes)).any(axis=1))
     if len(wrong):
         source, target = raw[wrong[0]]
@@ -321,7 +322,12 @@ def _checked_labels(labels: Sequence[str] | None, nodes: int) -> tuple[str, ...]
     if labels is None:
         return None
     if len(labels) != nodes or len(set(labels)) != nodes:
-        raise GraphError(f"{nodes} nodes need {nodes} different labels; got {len(labels)}, {len(set(labels))} different.")
+        raise GraphError(
+            f"{nodes} nodes need {nodes} different labels; got {len(labels)}, {len(set(labels))} different."
+        )
+    for label in labels:
+        if not label or not str(label).isprintable() or str(label) != str(label).strip():
+            raise GraphError(f"A label is printable text without blanks around it; got {label!r:.80}.")
     return tuple(str(label) for label in labels)
 
 
@@ -335,7 +341,7 @@ def _checked_positions(positions: ArrayLike | None, nodes: int) -> FloatArray | 
 
 
 def _neighbors(matrix: csr_array, row: int) -> IntArray:
-    return matrix.indices[matrix.indptr[row] : matrix.indptr[row + 1]].astype(np.int64)  # type: ignore[no-any-return]
+    return matrix.indices[matrix.indptr[row] : matrix.indptr[row + 1]].astype(np.int64)
 
 
 def _frozen(array: Any) -> Any:

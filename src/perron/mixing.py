@@ -12,21 +12,25 @@ from functools import cached_property
 from typing import Any, Literal
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy.sparse import csr_array, diags_array, eye_array, issparse
-from scipy.sparse.csgraph import connected_components, maximum_bipartite_matching, shortest_path
-from scipy.sparse.linalg import spsolve
+from scipy.sparse.csgraph import shortest_path
 
+from perron.balancing import balance
 from perron.errors import GraphError, MixingError, listed
-from perron.graph import FloatArray, Graph, IntArray
+from perron.graph import Graph, IntArray
+from perron.stochastic import (
+    TOLERANCE,
+    Matrix,
+    as_csr,
+    check_entries,
+    check_stochastic,
+    columns_to_one,
+    rows_to_one,
+    stored,
+)
 
-Matrix = NDArray[np.float64] | csr_array
 Graphs = Graph | Sequence[Graph]
 Side = Literal["pull", "push"]
-
-TOLERANCE = 1e-9  # how far a row or column sum may be from one
-SPARSE_FROM = 256  # smaller matrices are dense: one product costs less than walking through the indices
-SPARSE_BELOW = 0.1  # larger ones are sparse (CSR) where at most this share of the entries is not zero
 
 
 class Mixing:
@@ -65,14 +69,16 @@ matrices are row-stochastic, which lets the nodes agree, but on a wrong point. D
         name: str = "",
     ) -> None:
         if pull is None and push is None:
-            raise MixingError("A Mixing needs a pull matrix (row-stochastic), a push matrix (column-stochastic) or both.")
+            raise MixingError(
+                "A Mixing needs a pull matrix (row-stochastic), a push matrix (column-stochastic) or both."
+            )
         if connected not in ("strongly", "rooted"):
             raise MixingError(f"connected is 'strongly' or 'rooted'; got {connected!r}.")
         pulls, pushes = _as_sequence(pull), _as_sequence(push)
         self.nodes = _common_size(pulls, pushes)
-        _check_stochastic(pulls, pushes)
-        self._pulls = tuple(_stored(matrix) for matrix in pulls)
-        self._pushes = tuple(_stored(matrix) for matrix in pushes)
+        check_stochastic(pulls, pushes)
+        self._pulls = tuple(stored(matrix) for matrix in pulls)
+        self._pushes = tuple(stored(matrix) for matrix in pushes)
         self.name = name
         self._check_connected(connected)
         self._check_loops()
@@ -152,8 +158,8 @@ matrices are row-stochastic, which lets the nodes agree, but on a wrong point. D
     def is_doubly_stochastic(self) -> bool:
         """Whether all its matrices are both row- and column-stochastic."""
         ones = np.ones(self.nodes)
-        off = [max(_distance(m @ ones, 1), _distance(m.T @ ones, 1)) for m in self._pulls + self._pushes]
-        return max(off) <= TOLERANCE
+        sums = [total for m in self._pulls + self._pushes for total in (m @ ones, m.T @ ones)]
+        return float(np.abs(np.stack(sums) - 1).max()) <= TOLERANCE
 
     @cached_property
     def is_symmetric(self) -> bool:
@@ -183,11 +189,13 @@ matrices are row-stochastic, which lets the nodes agree, but on a wrong point. D
         return cls._from_rule(graph, push_graph, lambda graph: graph.adjacency(), "uniform weights")
 
     @classmethod
-    def normalized(cls, weights: Any, *, connected: Literal["strongly", "rooted"] = "strongly", name: str = "") -> Mixing:
+    def normalized(
+        cls, weights: Any, *, connected: Literal["strongly", "rooted"] = "strongly", name: str = ""
+    ) -> Mixing:
         """Own weights: pull is the given matrix with each row, push the same with each column, divided by its sum."""
-        matrix = _as_csr(weights)
-        _check_entries("weights", matrix)
-        return cls(_rows_to_one(matrix), _columns_to_one(matrix), connected=connected, name=name or "own weights")
+        matrix = as_csr(weights)
+        check_entries("weights", matrix)
+        return cls(rows_to_one(matrix), columns_to_one(matrix), connected=connected, name=name or "own weights")
 
     @classmethod
     def lazy(cls, graph: Graphs, push_graph: Graphs | None = None, *, keep: float = 0.5) -> Mixing:
@@ -196,10 +204,10 @@ matrices are row-stochastic, which lets the nodes agree, but on a wrong point. D
             raise MixingError(f"lazy weights keep a share between 0 and 1; got {keep}.")
 
         def pull(graph: Graph) -> csr_array:
-            return _with_share(_rows_to_one(_links(graph)), keep)
+            return _with_share(rows_to_one(_links(graph)), keep)
 
         def push(graph: Graph) -> csr_array:
-            return _with_share(_columns_to_one(_links(graph)), keep)
+            return _with_share(columns_to_one(_links(graph)), keep)
 
         pulls, pushes = _both(graph, push_graph)
         name = f"{_name(graph)}, lazy weights (keep {keep:g})"
@@ -222,7 +230,7 @@ matrices are row-stochastic, which lets the nodes agree, but on a wrong point. D
         otherwise (and where the two graphs differ) of independent ones.
 
         >>> Mixing.random_integer(Graph(2, [(0, 1), (1, 0)]), seed=0).pull.round(3).tolist()
-        [[0.562, 0.438], [0.6, 0.4]]
+        [[0.571, 0.429], [0.625, 0.375]]
         """
         if not 1 <= low <= high:
             raise MixingError(f"random_integer needs 1 <= low <= high; got low={low}, high={high}.")
@@ -238,8 +246,8 @@ matrices are row-stochastic, which lets the nodes agree, but on a wrong point. D
             return cls._from_rule(graph, None, integers, rule)
         pulls, pushes = _both(graph, push_graph)
         return cls(
-            [_rows_to_one(integers(g)) for g in pulls],
-            [_columns_to_one(integers(g)) for g in pushes],
+            [rows_to_one(integers(g)) for g in pulls],
+            [columns_to_one(integers(g)) for g in pushes],
             name=f"{_name(graph)}, {rule}, independent",
         )
 
@@ -268,7 +276,7 @@ matrices are row-stochastic, which lets the nodes agree, but on a wrong point. D
         They exist on every strongly connected graph with all self-loops, and in general where each edge lies on a
         collection of disjoint cycles through all nodes; otherwise the error names an edge that does not.
         """
-        W = _balance(graph)
+        W = balance(graph)
         return cls(W, W, name=f"{graph.name}, balanced weights")
 
     @classmethod
@@ -302,7 +310,9 @@ matrices are row-stochastic, which lets the nodes agree, but on a wrong point. D
         pulls = [weights(graph) for graph in _listed_graphs(graph)]
         pushes = pulls if push_graph is None else [weights(graph) for graph in _listed_graphs(push_graph)]
         return cls(
-            [_rows_to_one(m) for m in pulls], [_columns_to_one(m) for m in pushes], name=f"{_name(graph)}, {rule}"
+            [rows_to_one(m) for m in pulls],
+            [columns_to_one(m) for m in pushes],
+            name=f"{_name(graph)}, {rule}",
         )
 
     # ---- checks
@@ -365,83 +375,21 @@ def _as_sequence(matrices: Any) -> list[csr_array]:
     if matrices is None:
         return []
     several = isinstance(matrices, list | tuple) and len(matrices) > 0 and np.ndim(matrices[0]) != 1
-    return [_as_csr(matrix) for matrix in (matrices if several else [matrices])]
-
-
-def _as_csr(matrix: Any) -> csr_array:
-    if not issparse(matrix):
-        try:
-            matrix = np.asarray(matrix, dtype=np.float64)
-        except (TypeError, ValueError):
-            raise MixingError(f"A mixing matrix is an n x n array of numbers; got {matrix!r:.80}.") from None
-        if matrix.ndim != 2:
-            raise MixingError(f"A mixing matrix is an n x n array of numbers; got shape {matrix.shape}.")
-    sparse = csr_array(matrix, dtype=np.float64)
-    sparse.sum_duplicates()
-    sparse.eliminate_zeros()
-    return sparse
+    return [as_csr(matrix) for matrix in (matrices if several else [matrices])]
 
 
 def _common_size(pulls: list[csr_array], pushes: list[csr_array]) -> int:
     shapes = [("pull", m.shape) for m in pulls] + [("push", m.shape) for m in pushes]
     for side, (rows, columns) in shapes:
         if rows != columns or not rows:
-            raise MixingError(f"{side} must be a square matrix, a row and a column for each node; got {rows} x {columns}.")
+            raise MixingError(
+                f"{side} must be a square matrix, a row and a column for each node; got {rows} x {columns}."
+            )
     first = shapes[0][1][0]
     for side, (rows, _) in shapes:
         if rows != first:
             raise MixingError(f"All matrices need as many nodes; got {first} in {shapes[0][0]} but {rows} in {side}.")
     return int(first)
-
-
-def _check_stochastic(pulls: list[csr_array], pushes: list[csr_array]) -> None:
-    for side, matrices in (("pull", pulls), ("push", pushes)):
-        for matrix in matrices:
-            _check_entries(side, matrix)
-    swapped = bool(pulls and pushes) and all(_worst(m, axis=0)[1] <= TOLERANCE for m in pulls)
-    swapped = swapped and all(_worst(m, axis=1)[1] <= TOLERANCE for m in pushes)
-    for side, matrices, axis in (("pull", pulls, 1), ("push", pushes, 0)):
-        for matrix in matrices:
-            line, off, total = _worst(matrix, axis)
-            if off > TOLERANCE:
-                kind = "row" if axis == 1 else "column"
-                what = f"{side}: {kind} {line} sums to {total:.12g}, must be 1 within {TOLERANCE:g}."
-                raise MixingError(f"{what} {_remedy(side, matrix, axis, swapped)}")
-
-
-def _check_entries(side: str, matrix: csr_array) -> None:
-    for problem, wrong in (
-        ("is not finite", ~np.isfinite(matrix.data)),
-        ("is negative, but weights are shares", matrix.data < 0),
-    ):
-        if wrong.any():
-            entry = int(np.flatnonzero(wrong)[0])
-            row = int(np.searchsorted(matrix.indptr, entry, side="right")) - 1
-            column, value = int(matrix.indices[entry]), float(matrix.data[entry])
-            raise MixingError(
-                f"{side}: entry [{row}, {column}] = {value:g} {problem}; it is what node {row} takes from node {column}."
-            )
-
-
-def _worst(matrix: csr_array, axis: int) -> tuple[int, float, float]:
-    """The row (axis 1) or column (axis 0) whose sum is farthest from one: its number, how far, and its sum."""
-    sums = matrix.sum(axis=axis)
-    line = int(np.argmax(np.abs(sums - 1)))
-    return line, abs(float(sums[line]) - 1), float(sums[line])
-
-
-def _remedy(side: str, matrix: csr_array, axis: int, swapped: bool) -> str:
-    if swapped:
-        return "pull is column-stochastic and push is row-stochastic: the two are swapped."
-    kind = "row" if axis == 1 else "column"
-    if _worst(matrix, 1 - axis)[1] > TOLERANCE:
-        return f"Divide each {kind} by its sum. ([i, j] is what node i takes from node j.)"
-    other = "column" if axis == 1 else "row"
-    wrong = "lets the nodes agree, but on a wrong point" if side == "push" else "keeps the nodes from agreeing"
-    return (
-        f"Its {other}s do sum to one: both matrices are {other}-stochastic, which {wrong}. "
-        f"Divide each {kind} by its sum instead."
-    )
 
 
 def _no_common_root(pull: Graph, push: Graph | None = None) -> str:
@@ -452,21 +400,6 @@ def _no_common_root(pull: Graph, push: Graph | None = None) -> str:
         f"Nodes that reach all others along pull: {{{listed(down) or 'none'}}}; nodes that all others reach along "
         f"push: {{{listed(up) or 'none'}}}. Add edges until the two share a node."
     )
-
-
-def _distance(vector: FloatArray, value: float) -> float:
-    return float(np.abs(vector - value).max())
-
-
-def _stored(matrix: csr_array) -> Matrix:
-    """Dense where that is quicker, otherwise CSR; never to be written to."""
-    n = matrix.shape[0]
-    if n < SPARSE_FROM or matrix.nnz > SPARSE_BELOW * n * n:
-        dense: FloatArray = matrix.toarray()
-        dense.flags.writeable = False
-        return dense
-    matrix.data.flags.writeable = False
-    return matrix
 
 
 def _union_graph(matrices: tuple[Matrix, ...], name: str) -> Graph:
@@ -493,17 +426,6 @@ def _links(graph: Graph) -> csr_array:
     return csr_array((np.ones(len(source)), (target, source)), shape=(graph.nodes, graph.nodes))
 
 
-def _rows_to_one(matrix: csr_array) -> csr_array:
-    """Each row divided by its sum; an empty row stays empty."""
-    normal = matrix.copy()
-    normal.data /= np.repeat(matrix.sum(axis=1), np.diff(matrix.indptr))
-    return normal
-
-
-def _columns_to_one(matrix: csr_array) -> csr_array:
-    return csr_array(_rows_to_one(csr_array(matrix.T)).T)
-
-
 def _with_share(matrix: csr_array, keep: float) -> csr_array:
     """keep I + (1 - keep) matrix."""
     lonely = matrix.shape[0] == 1
@@ -514,61 +436,6 @@ def _central(down: Graph, up: Graph, roots: IntArray) -> int:
     """The root with the smallest sum of the depths of its two breadth-first trees."""
     depth = [shortest_path(_links(g).T, unweighted=True, indices=roots).max(axis=1) for g in (down, up)]
     return int(roots[np.argmin(depth[0] + depth[1])])
-
-
-def _balance(graph: Graph, tolerance: float = 1e-13) -> csr_array:
-    """Diagonal scaling D1 M D2 of the 0-1 matrix M to doubly stochastic.
-
-    It minimises sum_ij M_ij exp(u_i + v_j) - sum u - sum v, which is convex: a few sweeps of Sinkhorn bring us near,
-    Newton does the rest (Sinkhorn alone needs about n^2 sweeps on a ring-like graph).
-    """
-    M = graph.adjacency()
-    _check_total_support(graph, M)
-    n = graph.nodes
-    u, v = np.zeros(n), np.zeros(n)
-    for _ in range(20):
-        v = -np.log(M.T @ np.exp(u))
-        u = -np.log(M @ np.exp(v))
-    for _ in range(50):
-        W = csr_array(diags_array(np.exp(u)) @ M @ diags_array(np.exp(v)))
-        rows, columns = W.sum(axis=1), W.sum(axis=0)
-        error = np.concatenate([rows - 1, columns - 1])
-        if np.abs(error).max() < tolerance:
-            break
-        step = _newton_step(W, rows, columns, error)
-        step /= max(1.0, np.abs(step).max())  # far from the solution a full step may overshoot
-        u, v = u - step[:n], v - step[n:]
-    return W
-
-
-def _newton_step(W: csr_array, rows: FloatArray, columns: FloatArray, error: FloatArray) -> FloatArray:
-    """Solve [[diag rows, W], [W^T, diag columns]] step = error; the last unknown is 0, for (1, -1) spans the kernel."""
-    from scipy.sparse import block_array
-
-    hessian = block_array([[diags_array(rows), W], [W.T, diags_array(columns)]]).tocsc()[:-1, :-1]
-    return np.append(spsolve(hessian, error[:-1]), 0.0)
-
-
-def _check_total_support(graph: Graph, M: csr_array) -> None:
-    """Every edge must lie on a permutation within the pattern, or no doubly stochastic matrix has this pattern."""
-    column = maximum_bipartite_matching(M, perm_type="column")
-    if (column < 0).any():
-        row = int(np.flatnonzero(column < 0)[0])
-        raise MixingError(
-            f"{graph.name} has no doubly stochastic weights: its nodes cannot be covered by disjoint cycles (node {row} "
-            "is left over). Use graph.with_self_loops()."
-        )
-    # With the matched columns on the diagonal, an edge lies on a permutation iff it stays within a component.
-    permuted = csr_array(M[:, column])
-    _, component = connected_components(permuted, directed=True, connection="strong")
-    entries = permuted.tocoo()
-    outside = np.flatnonzero(component[entries.row] != component[entries.col])
-    if len(outside):
-        target, source = int(entries.row[outside[0]]), int(column[entries.col[outside[0]]])
-        raise MixingError(
-            f"{graph.name} has no doubly stochastic weights that use all its edges: edge ({source}, {target}) lies on no "
-            "collection of disjoint cycles through all nodes. Use graph.with_self_loops(), or leave the edge out."
-        )
 
 
 RULES: dict[str, Callable[..., Mixing]] = {

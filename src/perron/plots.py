@@ -126,7 +126,9 @@ def _links(graph: Graph) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
     """The links that go one way, and those that go both ways (each once)."""
     edges = {(source, target) for source, target in graph.edges.tolist()}
     one_way = sorted(edge for edge in edges if edge[::-1] not in edges)
-    return one_way, sorted((source, target) for source, target in edges if source < target and (target, source) in edges)
+    return one_way, sorted(
+        (source, target) for source, target in edges if source < target and (target, source) in edges
+    )
 
 
 def _connect(

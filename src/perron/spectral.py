@@ -29,7 +29,8 @@ from scipy.sparse.linalg import ArpackNoConvergence, LinearOperator, eigs, eigsh
 
 from perron.errors import SpectralError
 from perron.graph import FloatArray, Graph
-from perron.mixing import TOLERANCE, Matrix, Mixing
+from perron.mixing import Mixing
+from perron.stochastic import TOLERANCE, Matrix
 
 DENSE_UP_TO = 600  # nodes; above that sparse iterations are used
 POWER_STEPS = 3000  # power iterations before we conclude that the graph mixes too slowly for them
@@ -255,7 +256,7 @@ def _advice(network: NetworkMetrics) -> list[str]:
 
 def _row_stochastic(matrix: Any) -> Matrix:
     """The matrix if its rows sum to one, its transpose if its columns do."""
-    m = matrix if issparse(matrix) else np.asarray(matrix, dtype=np.float64)
+    m: Matrix = matrix if issparse(matrix) else np.asarray(matrix, dtype=np.float64)
     if m.ndim != 2 or m.shape[0] != m.shape[1] or not m.shape[0]:
         raise SpectralError(f"A stochastic matrix is square; got shape {m.shape}.")
     ones = np.ones(m.shape[0])
@@ -276,7 +277,9 @@ def _perron(rows: Matrix) -> FloatArray:
     graph = Graph.from_matrix(rows, name="the matrix")
     root = graph.roots()
     if not len(root):
-        raise SpectralError("The matrix has no unique Perron vector: its graph has no root, no node reaches all others.")
+        raise SpectralError(
+            "The matrix has no unique Perron vector: its graph has no root, no node reaches all others."
+        )
     pi = np.zeros(n)
     block = rows if len(root) == n else rows[np.ix_(root, root)] if not issparse(rows) else rows[root][:, root]
     pi[root] = _stationary_dense(block) if len(root) <= DENSE_UP_TO else _stationary_sparse(csr_array(block))
@@ -293,7 +296,7 @@ def _stationary_dense(rows: Matrix) -> FloatArray:
     pi = np.ones(n)
     for k in range(1, n):
         pi[k] = pi[:k] @ P[:k, k]
-    return pi / pi.sum()  # type: ignore[no-any-return]
+    return pi / pi.sum()
 
 
 def _stationary_sparse(rows: csr_array) -> FloatArray:
@@ -309,7 +312,9 @@ def _stationary_sparse(rows: csr_array) -> FloatArray:
     rest = splu(csc_array(eye_array(n - 1) - columns[1:, 1:]))
     pi = np.concatenate([[1.0], rest.solve(columns[1:, [0]].toarray().ravel())])
     if (pi <= 0).any() or np.abs(columns @ pi - pi).sum() > 1e-9 * pi.sum():
-        raise SpectralError(f"The Perron vector of this {n}-node matrix could not be found accurately: it mixes too slowly.")
+        raise SpectralError(
+            f"The Perron vector of this {n}-node matrix could not be found accurately: it mixes too slowly."
+        )
     return pi / pi.sum()
 
 
@@ -394,13 +399,15 @@ def _deviation_norms(rows: FloatArray, pi: FloatArray, tolerance: float) -> Floa
         for _ in range(max(16, len(norms) // 4)):
             deviation = step @ deviation
             block.append(deviation)
-        norms.extend(np.linalg.norm(np.stack(block), 2, axis=(1, 2)).tolist())
+        stack = np.stack(block)
+        largest = np.linalg.eigvalsh(stack @ stack.transpose(0, 2, 1))[:, -1]  # of E E^T: several times faster than SVD
+        norms.extend(np.sqrt(np.maximum(largest, 0)).tolist())
         found = np.array(norms)
         if norms[-1] <= 1e-300 or _tail(found) <= tolerance * found.sum():
             return found
         if len(norms) > 2_000_000:
             raise SpectralError("s does not settle within 2,000,000 powers: the matrix mixes too slowly.")
-        left, size, right = np.linalg.svd(deviation)
+        left, size, _ = np.linalg.svd(deviation)
         rank = int((size > 1e-13 * size[0]).sum())
         if rank < len(size):
             basis = left[:, :rank]
@@ -413,4 +420,3 @@ def _tail(terms: FloatArray) -> float:
     k = len(terms) // 2
     q = terms[k]
     return float(terms[-k:].sum() * q / (1 - q)) if q < 1 else inf
-

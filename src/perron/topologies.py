@@ -101,7 +101,7 @@ def geometric(n: int, *, radius: float = 0.5, seed: int = 0) -> Graph:
     >>> graph.is_symmetric, graph.positions.shape
     (True, (16, 2))
     """
-    if not 0 < radius:
+    if not radius > 0:
         raise GraphError(f"geometric(n, radius) needs a positive radius; got {radius}.")
     check_nodes(n)
 
@@ -172,7 +172,12 @@ def torus(n: int, *, rows: int | None = None) -> Graph:
     node = np.arange(n).reshape(height, width)
     right, below = np.roll(node, -1, axis=1), np.roll(node, -1, axis=0)
     sources, targets = np.tile(node.ravel(), 2), np.concatenate([right.ravel(), below.ravel()])
-    return Graph(n, np.stack([sources, targets], axis=1), name=f"torus({height}x{width})", positions=_lattice(height, width))
+    return Graph(
+        n,
+        np.stack([sources, targets], axis=1),
+        name=f"torus({height}x{width})",
+        positions=_lattice(height, width),
+    )
 
 
 def de_bruijn(n: int, *, degree: int = 2) -> Graph:

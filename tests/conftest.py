@@ -1,0 +1,7 @@
+import os
+
+from hypothesis import settings
+
+# Deadlines measure the machine, not the code; the number of examples can be raised from outside.
+settings.register_profile("perron", deadline=None, max_examples=int(os.environ.get("EXAMPLES", "100")))
+settings.load_profile("perron")

@@ -1,0 +1,57 @@
+"""The shape of the code: imports point one way, and every public name is where `perron` says it is."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+import perron
+
+SOURCE = Path(perron.__file__).parent
+# A module may import those on lines above its own, and no others.
+LAYERS = [
+    ["errors"],
+    ["graph"],
+    ["topologies", "stochastic", "balancing"],
+    ["mixing"],
+    ["spectral", "authors", "files"],
+    ["plots"],
+    ["cli"],
+]
+RANK = {name: rank for rank, layer in enumerate(LAYERS) for name in layer}
+
+
+def imported(path: Path) -> set[str]:
+    """The perron modules that a file imports, anywhere in it."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom) and node.module:
+            parts = node.module.split(".")
+            if parts[0] == "perron":
+                found |= {parts[1]} if len(parts) > 1 else {alias.name for alias in node.names}
+        if isinstance(node, ast.Import):
+            found |= {alias.name.split(".")[1] for alias in node.names if alias.name.startswith("perron.")}
+    return found
+
+
+@pytest.mark.parametrize("path", sorted(SOURCE.rglob("*.py")), ids=lambda path: path.stem)
+def test_imports_point_one_way(path):
+    module = path.relative_to(SOURCE).parts[0].removesuffix(".py")
+    if module == "__init__":
+        return
+    assert module in RANK, f"{module} has no place in LAYERS"
+    for other in imported(path) - {module}:
+        assert RANK[other] < RANK[module], f"{module} must not import {other}"
+
+
+def test_every_public_name_can_be_had():
+    for name in perron.__all__:
+        assert getattr(perron, name) is not None
+    assert set(perron._HOME) <= set(perron.__all__)
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        _ = perron.nothing
+
+
+def test_modules_stay_readable():
+    for path in SOURCE.rglob("*.py"):
+        assert len(path.read_text().splitlines()) <= 450, f"{path.name} has grown too long: split it"

@@ -1,0 +1,140 @@
+"""The command line, run as a person would run it."""
+
+import json
+import re
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from perron import Mixing, spectral, topologies, write_graph, write_matrix, write_mixing
+from perron.cli import app
+
+
+def perron(*arguments: str, code: int = 0) -> str:
+    """The output of the command in a process of its own; standard error if it failed."""
+    done = subprocess.run([sys.executable, "-m", "perron.cli", *arguments], capture_output=True, text=True, check=False)
+    assert done.returncode == code, done.stderr
+    assert "Traceback" not in done.stderr
+    return done.stderr if code else done.stdout
+
+
+def in_process(*arguments: str) -> str:
+    result = CliRunner().invoke(app, arguments)
+    assert result.exit_code == 0, result.output
+    return result.output
+
+
+@pytest.mark.parametrize("name", topologies.NAMES)
+def test_graph_as_json_for_all_topologies_and_sizes(name):
+    for n in (4, 8, 9, 12, 16, 25, 64):
+        result = CliRunner().invoke(app, ["graph", name, "--nodes", str(n), "--json"])
+        if result.exception is not None:
+            assert re.search(rf"got n={n} \(nearest", str(result.exception))
+            continue
+        told = json.loads(result.output)
+        assert told["nodes"] == n
+        assert 0 < told["c"] <= n
+        assert len(told["pull"]["perron"]) == n
+        assert told["pull"]["rho_2"] < 1
+
+
+def test_json_says_what_the_library_says():
+    told = json.loads(perron("graph", "exponential", "--nodes", "16", "--seed", "3", "--json"))
+    metrics = spectral.describe(Mixing.random_integer(topologies.exponential(16), seed=3))
+    assert told["c"] == metrics.c
+    assert told["push"]["s"] == metrics.push.s
+    assert told["edges"] == 64
+
+
+def test_table_and_picture(tmp_path):
+    picture = tmp_path / "ring.png"
+    out = in_process("graph", "ring", "--nodes", "8", "--weights", "uniform", "--draw", str(picture))
+    assert "0.9239" in out  # cos(pi/8)
+    assert "Perron vector of pull: 0.1250, 0.1250" in out
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    for suffix in ("pdf", "svg"):
+        in_process("graph", "tree", "--draw", str(tmp_path / f"tree.{suffix}"))
+
+
+@pytest.mark.parametrize("suffix", [".graphml", ".edges", ".csv", ".npz"])
+def test_files_in_place_of_names(tmp_path, suffix):
+    path = write_graph(topologies.kautz(9), tmp_path / f"net{suffix}")
+    told = json.loads(in_process("graph", str(path), "--weights", "uniform", "--json"))
+    assert told["c"] == pytest.approx(spectral.alignment(Mixing.uniform(topologies.kautz(9))))
+    assert told["notes"] == []
+
+
+def test_own_weights(tmp_path):
+    mixing = Mixing.random_integer(topologies.grid(9), seed=5)
+    pull, push = (write_matrix(m, tmp_path / f"{k}.csv") for k, m in enumerate((mixing.pull, mixing.push)))
+    c = spectral.alignment(mixing)
+    assert json.loads(in_process("graph", str(pull), "--push", str(push), "--json"))["c"] == pytest.approx(c)
+    whole = write_mixing(mixing, tmp_path / "mixing.npz")
+    assert json.loads(in_process("graph", str(whole), "--json"))["c"] == pytest.approx(c)
+    edges = tmp_path / "weighted.edges"
+    edges.write_text("0 1 3\n1 0 1\n")
+    told = json.loads(in_process("graph", str(edges), "--json"))
+    assert told["notes"] == ["the file has no self-loops; every node was given one, of weight 1"]
+    assert np.allclose(told["pull"]["perron"], [0.6, 0.4])  # A = [[1/2, 1/2], [3/4, 1/4]]
+
+
+def test_options_of_a_topology():
+    told = json.loads(in_process("graph", "random", "--set", "probability=0.9", "--seed", "1", "--json"))
+    assert told["edges"] == len(topologies.random(16, probability=0.9, seed=1).edges)
+    authors = json.loads(in_process("graph", "ring", "--weights", "authors", "--json"))
+    assert authors["edges"] == 18
+    varying = json.loads(in_process("graph", "one-peer-exponential", "--json"))
+    assert varying["period"] == 4
+
+
+def test_list_of_topologies():
+    out = in_process("graph", "--list")
+    for name in topologies.NAMES:
+        assert name in out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("graph", "exponental"), "no topology 'exponental'; did you mean exponential?"),
+        (("graph", "grid", "--nodes", "5"), "square number of nodes; got n=5"),
+        (("graph", "ring", "--weights", "heavy"), "no weight rule 'heavy'"),
+        (("graph", "ring", "--set", "radius=1"), "ring has no option 'radius'; it has: none"),
+        (("graph", "random", "--set", "probability=x"), "--set takes KEY=NUMBER"),
+        (("graph", "random", "--set", "probability"), "--set takes KEY=NUMBER"),
+        (("graph", "ring", "--nodes", "1000000000"), "would need about"),
+        (("graph", "nowhere.csv"), "no file nowhere.csv"),
+        (("graph", "ring", "--draw", "ring.bmp"), "one of .png, .pdf, .svg"),
+        (("graph", "ring", "--nodes", "500", "--draw", "ring.png"), "at most 400 nodes"),
+        (("graph", "ring", "--weights", "metropolis"), "need an undirected graph"),
+    ],
+)
+def test_errors_are_one_line_without_a_traceback(arguments, message):
+    said = perron(*arguments, code=1)
+    assert message in said
+    assert said.startswith("perron: ")
+    assert said.count("\n") == 1
+
+
+def test_debug_shows_the_traceback():
+    done = subprocess.run(
+        [sys.executable, "-m", "perron.cli", "--debug", "graph", "grid", "--nodes", "5"],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert "Traceback" in done.stderr
+
+
+def test_demo(tmp_path):
+    out = in_process("demo", "--out", str(tmp_path / "demo"), "--nodes", "9")
+    assert all(name in out for name in topologies.PAPER)
+    assert (tmp_path / "demo" / "topologies.png").stat().st_size > 50_000
+    (tmp_path / "file").write_text("")
+    assert "Cannot make the directory" in perron("demo", "--out", str(tmp_path / "file" / "demo"), code=1)
+
+
+def test_the_command_line_does_not_import_torch():
+    check = "import sys; from perron import cli, topologies, spectral, Mixing; sys.exit('torch' in sys.modules)"
+    subprocess.run([sys.executable, "-c", check], check=True)
