@@ -258,3 +258,20 @@ def test_the_bound_on_s_is_one_and_is_labelled():
         assert true.value <= bound.value <= 10 * true.value
         assert true.peak <= bound.peak
         assert "<= " in str(spectral.describe(mixing))
+
+
+@pytest.mark.parametrize(
+    ("graph", "beta", "kappa", "s"),
+    [
+        (topologies.exponential(16), 0.698, 2.85, 3.0),
+        (topologies.ring(16), 0.9895, 6.0, 47.9),
+        (topologies.chordal_ring(16), 0.9835, 9.35, 25.6),
+        (topologies.undirected_grid(16), 0.891, 8.4, 9.85),
+    ],
+)
+def test_medians_agree_with_an_earlier_independent_measurement(graph, beta, kappa, s):
+    """Medians over weightings 1..9 from the errata's table (its means of A and B, 30 weightings)."""
+    matrices = [Mixing.random_integer(graph, seed=seed).pull for seed in range(60)]
+    assert np.median([spectral.contraction(m) for m in matrices]) == pytest.approx(beta, rel=0.03)
+    assert np.median([spectral.skewness(m) for m in matrices]) == pytest.approx(kappa, rel=0.25)
+    assert np.median([spectral.mixing_sum(m).value for m in matrices]) == pytest.approx(s, rel=0.1)

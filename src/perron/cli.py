@@ -112,7 +112,9 @@ def demo(
     from perron.mixing import Mixing
 
     graphs: dict[str, Graph] = {name: topologies.NAMES[name](nodes) for name in topologies.PAPER}  # type: ignore[misc]
-    table = Table(title=f"The paper's six topologies, {nodes} nodes, weights 1..9", box=SIMPLE)
+    table = Table(
+        title=f"The paper's six topologies, {nodes} nodes, weights 1..9", box=SIMPLE, padding=0, pad_edge=False
+    )
     table.add_column("topology", no_wrap=True)
     for column in ("edges", "rho_A", "rho_B", "kappa_A", "kappa_B", "s_A", "s_B", "c"):
         table.add_column(column, justify="right")
@@ -123,7 +125,7 @@ def demo(
     console = Console()
     console.print(table)
     console.print(
-        "rho: share of a disagreement that a step leaves, in the end. kappa: how unequally nodes count.\n"
+        "rho: share of a disagreement that a step leaves. kappa: how unequally nodes count.\n"
         "s: all disagreement, ever. c: Push-Pull moves by c times its learning rate."
     )
     try:
