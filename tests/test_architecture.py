@@ -15,7 +15,13 @@ LAYERS = [
     ["topologies", "stochastic", "balancing"],
     ["mixing"],
     ["spectral", "authors", "files"],
+    ["network", "node", "keyed", "schedule"],
+    ["algorithm", "problem"],
+    ["algorithms", "problems"],
+    ["metrics"],
     ["plots"],
+    ["history"],
+    ["simulation"],
     ["cli"],
 ]
 RANK = {name: rank for rank, layer in enumerate(LAYERS) for name in layer}
@@ -47,7 +53,7 @@ def test_imports_point_one_way(path):
 def test_every_public_name_can_be_had():
     for name in perron.__all__:
         assert getattr(perron, name) is not None
-    assert set(perron._HOME) <= set(perron.__all__)
+    assert set(perron._MODULE_OF) <= set(perron.__all__)
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
         _ = perron.nothing
 

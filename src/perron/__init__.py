@@ -16,34 +16,85 @@ from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from perron import authors, errors, files, plots, spectral, topologies
+    from perron import (
+        algorithms,
+        authors,
+        errors,
+        files,
+        metrics,
+        plots,
+        problems,
+        schedule,
+        spectral,
+        topologies,
+    )  # fmt: skip
+    from perron.algorithm import Algorithm
+    from perron.algorithms import (
+        ADDOPT,
+        ALGORITHMS,
+        DDNGT,
+        DEXTRA,
+        DSGD,
+        EXTRA,
+        FOCUS,
+        FROST,
+        FROZEN,
+        NIDS,
+        SGP,
+        AcceleratedPushPull,
+        CentralizedSGD,
+        ConstrainedPushPull,
+        ExactDiffusion,
+        GradientPull,
+        GradientTracking,
+        PullDiag,
+        PushDIGing,
+        PushPull,
+        PushSum,
+        RowExtra,
+        SubgradientPush,
+        TreePushPull,
+    )  # fmt: skip
     from perron.errors import FileError, GraphError, MixingError, PerronError, SpectralError
     from perron.files import read_graph, read_matrix, read_mixing, write_graph, write_matrix, write_mixing
     from perron.graph import Graph
+    from perron.history import History
     from perron.mixing import Mixing
+    from perron.network import Network
+    from perron.problem import Problem
+    from perron.simulation import Simulation, simulate
 
 __version__ = version("perron")
 
-__all__ = [
-    "FileError", "Graph", "GraphError", "Mixing", "MixingError", "PerronError", "SpectralError", "__version__",
-    "authors", "errors", "files", "plots", "read_graph", "read_matrix", "read_mixing", "spectral", "topologies",
-    "write_graph", "write_matrix", "write_mixing",
-]  # fmt: skip
-
 _HOME = {
-    "Graph": "graph", "Mixing": "mixing",
-    "FileError": "errors", "GraphError": "errors", "MixingError": "errors", "PerronError": "errors",
-    "SpectralError": "errors",
-    "read_graph": "files", "read_matrix": "files", "read_mixing": "files", "write_graph": "files",
-    "write_matrix": "files", "write_mixing": "files",
+    "graph": ["Graph"],
+    "mixing": ["Mixing"],
+    "network": ["Network"],
+    "errors": ["FileError", "GraphError", "MixingError", "PerronError", "SpectralError"],
+    "files": ["read_graph", "read_matrix", "read_mixing", "write_graph", "write_matrix", "write_mixing"],
+    "algorithm": ["Algorithm"],
+    "algorithms": [
+        "ADDOPT", "ALGORITHMS", "DDNGT", "DEXTRA", "DSGD", "EXTRA", "FOCUS", "FROST", "FROZEN", "NIDS", "SGP",
+        "AcceleratedPushPull", "CentralizedSGD", "ConstrainedPushPull", "ExactDiffusion", "GradientPull", "GradientTracking",
+        "PullDiag", "PushDIGing", "PushPull", "PushSum", "RowExtra", "SubgradientPush", "TreePushPull",
+    ],
+    "problem": ["Problem"],
+    "history": ["History"],
+    "simulation": ["Simulation", "simulate"],
 }  # fmt: skip
+_MODULES = [
+    "algorithms", "authors", "errors", "files", "metrics", "plots", "problems", "schedule", "spectral", "topologies",
+]  # fmt: skip
+_MODULE_OF = {name: module for module, names in _HOME.items() for name in names}
+
+__all__ = sorted([*_MODULES, *_MODULE_OF, "__version__"])
 
 
 def __getattr__(name: str) -> Any:
     """Import a name when it is first asked for, so that the command line starts at once."""
-    if name in _HOME:
-        return getattr(import_module(f"perron.{_HOME[name]}"), name)
-    if name in __all__:
+    if name in _MODULE_OF:
+        return getattr(import_module(f"perron.{_MODULE_OF[name]}"), name)
+    if name in _MODULES:
         return import_module(f"perron.{name}")
     raise AttributeError(f"module 'perron' has no attribute {name!r}")
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from itertools import cycle
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -20,7 +21,16 @@ if TYPE_CHECKING:
 FORMATS = (".png", ".pdf", ".svg")
 MOST_NODES = 400
 BENDS = (0.0, 0.12, -0.12, 0.2, -0.2, 0.3, -0.3)  # of links, the straightest first
-BLUE, INK, PALE = "#0072B2", "#222222", "#E6F1F8"  # of the colour-blind-safe palette of Okabe & Ito
+COLOURS = (
+    "#0072B2",
+    "#D55E00",
+    "#009E73",
+    "#CC79A7",
+    "#E69F00",
+    "#56B4E9",
+    "#000000",
+)  # Okabe & Ito: colour-blind-safe
+BLUE, INK, PALE = COLOURS[0], "#222222", "#E6F1F8"
 
 
 def draw(graph: Graph | Sequence[Graph], path: str | Path) -> Path:
@@ -32,9 +42,7 @@ def draw(graph: Graph | Sequence[Graph], path: str | Path) -> Path:
 
 def draw_all(graphs: dict[str, Graph], path: str | Path, *, columns: int = 3) -> Path:
     """Draw several graphs side by side, each under its title, as in the paper's topology figure."""
-    path = Path(path)
-    if path.suffix not in FORMATS:
-        raise FileError(f"A picture is written to one of {', '.join(FORMATS)}; got {path}.")
+    path = _checked(Path(path))
     for graph in graphs.values():
         if graph.nodes > MOST_NODES:
             raise GraphError(f"{graph.name} cannot be drawn so that anything is seen; at most {MOST_NODES} nodes can.")
@@ -56,13 +64,38 @@ def draw_all(graphs: dict[str, Graph], path: str | Path, *, columns: int = 3) ->
     return save(figure, path)
 
 
+def curves(lines: Mapping[str, tuple[Any, FloatArray, FloatArray]], metric: str, *, log: bool = True) -> Figure:
+    """Named curves ``(steps, mean, standard error)``, each with a band of two standard errors."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(6.4, 4.2), layout="constrained")
+    axes = figure.subplots()
+    for colour, (name, (steps, mean, error)) in zip(cycle(COLOURS), lines.items(), strict=False):
+        axes.plot(steps, mean, color=colour, linewidth=1.4, label=name)
+        low = np.maximum(mean - 2 * error, mean * 1e-3) if log else mean - 2 * error
+        axes.fill_between(steps, low, mean + 2 * error, color=colour, alpha=0.2, linewidth=0)
+    axes.set_xlabel("step")
+    axes.set_ylabel(metric)
+    if log:
+        axes.set_yscale("log")
+    axes.grid(alpha=0.25)
+    axes.legend(frameon=False, fontsize=9)
+    return figure
+
+
 def save(figure: Figure, path: str | Path) -> Path:
     """Write a figure atomically, without a date in it, so that the same figure is the same file."""
-    path = Path(path)
+    path = _checked(Path(path))
     buffer = io.BytesIO()
     undated = {"pdf": {"CreationDate": None}, "svg": {"Date": None}, "png": {}}[path.suffix[1:]]
     figure.savefig(buffer, format=path.suffix[1:], dpi=150, metadata=undated)
     return write_bytes(path, buffer.getvalue())
+
+
+def _checked(path: Path) -> Path:
+    if path.suffix not in FORMATS:
+        raise FileError(f"A picture is written to one of {', '.join(FORMATS)}; got {path}.")
+    return path
 
 
 def _draw(axes: Axes, graph: Graph, inches: float) -> None:

@@ -1,0 +1,181 @@
+"""What an algorithm is: a frozen record of hyper-parameters with ``init`` and ``step``, written for ONE node.
+
+``step`` is a generator. It starts exchanges, **yields the point at which it needs a gradient**, is sent the gradient,
+waits for the exchanges and returns the next state. Whatever it starts before the yield travels while the gradient is
+computed. The simulator and the processes drive the same text; see `advance`.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Generator
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from perron.errors import MixingError
+from perron.mixing import Mixing
+from perron.network import Network
+from perron.node import Node
+
+Step = Generator[Tensor, Tensor, Any]
+Rate = float | Tensor
+
+
+@dataclass(frozen=True)
+class About:
+    """What there is to know about an algorithm, for tables, checks and fair comparisons.
+
+    Attributes:
+        title: its name in print.
+        family: centralized, push-pull, push-only, pull-only, undirected, tree, federated or gossip.
+        matrices: what it mixes with: ``A B`` (row- and column-stochastic), ``A``, ``B``, ``W`` (doubly stochastic),
+            ``W sym`` (symmetric too), ``R C`` (a spanning-tree pair) or ``-``.
+        sends: what travels along an edge in a step, in vectors of length d and n and scalars.
+        overlap: which exchanges can hide behind the gradient.
+        effective: the effective step is this many times lr: ``c``, ``1`` or ``n``.
+        exact: whether it reaches the optimum with a constant step (no noise); biased otherwise.
+        speedup: whether its noise floor falls as 1/n, claimed or measured.
+        reference: where it comes from.
+    """
+
+    title: str
+    family: str
+    matrices: Literal["A B", "A", "B", "W", "W sym", "R C", "-"]
+    sends: str
+    overlap: str
+    effective: Literal["c", "1", "n"]
+    exact: bool
+    reference: str
+    speedup: bool = True
+
+
+class Algorithm(ABC):
+    """Base of all algorithms; subclasses are frozen dataclasses and are not subclassed themselves.
+
+    The state is a NamedTuple of tensors, never changed in place. Its field ``x`` is the model that a node would use.
+    """
+
+    @property
+    @abstractmethod
+    def about(self) -> About:
+        """What there is to know about it."""
+
+    @abstractmethod
+    def init(self, x: Tensor, node: Node) -> Any:
+        """The state from which to start at models ``x``; also the way to go on after a peer was lost."""
+
+    @abstractmethod
+    def step(self, state: Any, node: Node, lr: Rate) -> Step:
+        """One step: yield points, be sent gradients, return the next state."""
+
+    # ---- what can be said about a run, given the network's facts
+
+    def average(self, state: Any, network: Network) -> Tensor:
+        """x-hat: the combination of the nodes' variables that follows centralized SGD, ``(..., n, d) -> (..., d)``."""
+        if self.about.matrices in ("A B", "A", "R C"):
+            return weighted(network.pull_perron, state.x)
+        return (state.u if "u" in state._fields else state.x).mean(-2)
+
+    def effective_step(self, network: Network) -> float:
+        """The factor of lr in x-hat+ = x-hat - factor lr g-bar + eps: c, 1 or n."""
+        return {"c": lambda: network.alignment, "1": lambda: 1.0, "n": lambda: float(network.nodes)}[
+            self.about.effective
+        ]()
+
+    def conserved(self, state: Any, network: Network) -> dict[str, Tensor]:
+        """Quantities that are zero after every step, by name; the invariant of the method."""
+        return {}
+
+    def check(self, network: Network) -> None:
+        """Raise a `MixingError` unless the network offers what the algorithm needs."""
+        _check(self.about, network.mixing)
+
+    def default_lr(self, network: Network, smoothness: float) -> float:
+        """A step size that was found stable on all networks tried, for gradients with Lipschitz constant ``smoothness``."""
+        about, n = self.about, network.nodes
+        if about.family == "centralized":
+            return 1 / smoothness
+        if about.family == "federated":
+            return 0.25 / (n * smoothness)
+        if about.matrices == "R C":
+            return 0.5 * min(0.25, 1 / max(network.depth, 1)) / (n * smoothness)
+        if about.matrices == "A B":
+            return 0.5 * min(0.25, 1 / max(network.pull_sum, network.push_sum, 1)) / (network.alignment * smoothness)
+        if about.matrices == "A":
+            shy = min(1.0, n * float(network.pull_perron.min()))
+            return 0.5 * min(0.25, 1 / max(network.pull_sum, 1)) * shy / (n * smoothness)
+        shy = min(1.0, n * float(network.push_perron.min())) if about.matrices == "B" else 1.0
+        return 0.5 * min(0.25, 1 / max(network.push_sum, 1)) * shy / smoothness
+
+
+def advance(algorithm: Algorithm, state: Any, node: Node, lr: Rate, gradient: Callable[[Tensor], Tensor]) -> Any:
+    """Drive one step to its end, answering each yielded point with ``gradient(point)``; the next state."""
+    step = algorithm.step(state, node, lr)
+    try:
+        point = next(step)
+        while True:
+            point = step.send(gradient(point))
+    except StopIteration as done:
+        return done.value
+
+
+def stable_roots(linear: object, constant: object) -> bool:
+    """Whether all roots of r^2 - linear r + constant lie inside the unit disc, for arrays of complex coefficients.
+
+    This decides, eigenvalue by eigenvalue of the mixing matrix, whether disagreement dies out as lr -> 0; where it does
+    not, no small step helps.
+    """
+    b, c = np.asarray(linear, dtype=np.complex128), np.asarray(constant, dtype=np.complex128)
+    root = np.sqrt(b * b - 4 * c)
+    return bool(np.maximum(np.abs(b + root), np.abs(b - root)).max(initial=0.0) / 2 < 1 - 1e-12)
+
+
+def largest(stable: Callable[[float], bool], upper: float) -> float:
+    """The largest value in [0, upper] up to which ``stable`` holds, by bisection; 0 if nowhere."""
+    low, high = 0.0, upper
+    if stable(upper):
+        return upper
+    for _ in range(40):
+        middle = (low + high) / 2
+        low, high = (middle, high) if stable(middle) else (low, middle)
+    return low
+
+
+def weighted(weights: np.ndarray[Any, Any], x: Tensor) -> Tensor:
+    """sum_i weights[i] x_i, ``(..., n, d) -> (..., d)``."""
+    return torch.as_tensor(weights, dtype=x.dtype, device=x.device) @ x
+
+
+def _check(about: About, mixing: Mixing) -> None:
+    """The needs that follow from the matrices an algorithm mixes with."""
+
+    def refuse(need: str, remedy: str) -> None:
+        raise MixingError(f"{about.title} needs {need}; {mixing!r} does not offer that. {remedy}")
+
+    kind = about.matrices
+    if kind in ("A B", "A", "R C", "W", "W sym") and not mixing.has_pull:
+        refuse("a row-stochastic pull matrix", "Pass pull= to Mixing.")
+    if kind in ("A B", "B", "R C") and not mixing.has_push:
+        refuse("a column-stochastic push matrix", "Pass push= to Mixing.")
+    if kind in ("W", "W sym") and not mixing.is_doubly_stochastic:
+        refuse("doubly stochastic weights", "Use Mixing.metropolis (undirected graphs) or Mixing.balanced (digraphs).")
+    if kind == "W sym" and not mixing.is_symmetric:
+        refuse("symmetric weights", "Use Mixing.metropolis on an undirected graph.")
+    if kind in ("A", "B") and not mixing.is_strongly_connected:
+        refuse("a strongly connected network", "Add edges, or use Push-Pull, which needs a common root only.")
+    if kind == "A":
+        try:
+            mixing.check_self_loops()
+        except MixingError as error:
+            raise MixingError(f"{about.title}: {error}") from None
+    if kind == "R C" and not _is_tree_pair(mixing):
+        refuse("a spanning-tree pair", "Use Mixing.spanning_trees(graph).")
+
+
+def _is_tree_pair(mixing: Mixing) -> bool:
+    """Whether every node listens to one node and speaks to one node, with one common root."""
+    return len(mixing.pull_graph.edges) == len(mixing.push_graph.edges) == mixing.nodes - 1

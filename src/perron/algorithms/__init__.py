@@ -1,0 +1,77 @@
+"""All algorithms, by family; `ALGORITHMS` lists each variant by its short name."""
+
+from perron.algorithm import Algorithm
+from perron.algorithms.centralized import CentralizedSGD
+from perron.algorithms.federated import FOCUS
+from perron.algorithms.pull_only import DDNGT, FROST, FROZEN, GradientPull, PullDiag, RowExtra
+from perron.algorithms.push_only import ADDOPT, DEXTRA, SGP, PushDIGing, PushSum, SubgradientPush
+from perron.algorithms.push_pull import AcceleratedPushPull, ConstrainedPushPull, PushPull
+from perron.algorithms.trees import TreePushPull
+from perron.algorithms.undirected import DSGD, EXTRA, NIDS, ExactDiffusion, GradientTracking
+
+ALGORITHMS: dict[str, Algorithm] = {
+    "centralized": CentralizedSGD(),
+    "push_pull": PushPull(),
+    "push_pull_pu": PushPull(order="pu"),
+    "push_pull_atc": PushPull(order="atc"),
+    "abm": AcceleratedPushPull(heavy=0.3, nesterov=0.0),
+    "abn": AcceleratedPushPull(heavy=0.0, nesterov=0.3),
+    "app": AcceleratedPushPull(),
+    "constrained_push_pull": ConstrainedPushPull(),
+    "push_sum": PushSum(),
+    "subgradient_push": SubgradientPush(),
+    "sgp": SGP(),
+    "sgp_cta": SGP(order="cta"),
+    "extra_push": DEXTRA(theta=0.5),
+    "normalized_extra_push": DEXTRA(theta=0.5, normalized=True),
+    "dextra": DEXTRA(),
+    "add_opt": ADDOPT(),
+    "push_diging": PushDIGing(),
+    "pull_diag": PullDiag(),
+    "gradient_pull": GradientPull(),
+    "frost": FROST(),
+    "pull_diag_gt": FROST(order="atc"),
+    "frozen": FROZEN(),
+    "d_dngt": DDNGT(),
+    "row_extra": RowExtra(),
+    "dsgd": DSGD(),
+    "dsgd_atc": DSGD(order="atc"),
+    "exact_diffusion": ExactDiffusion(),
+    "nids": NIDS(),
+    "d2": ExactDiffusion(damped=False),
+    "extra": EXTRA(),
+    "diging": GradientTracking(),
+    "next": GradientTracking(order="pu"),
+    "aug_dgm": GradientTracking(order="atc"),
+    "btpp": TreePushPull(tree="B-ary"),
+    "stpp": TreePushPull(),
+    "focus": FOCUS(),
+    "focus_sampled": FOCUS(local_steps=3, participation=0.3),
+}
+
+__all__ = [
+    "ADDOPT",
+    "ALGORITHMS",
+    "DDNGT",
+    "DEXTRA",
+    "DSGD",
+    "EXTRA",
+    "FOCUS",
+    "FROST",
+    "FROZEN",
+    "NIDS",
+    "SGP",
+    "AcceleratedPushPull",
+    "CentralizedSGD",
+    "ConstrainedPushPull",
+    "ExactDiffusion",
+    "GradientPull",
+    "GradientTracking",
+    "PullDiag",
+    "PushDIGing",
+    "PushPull",
+    "PushSum",
+    "RowExtra",
+    "SubgradientPush",
+    "TreePushPull",
+]

@@ -1,0 +1,45 @@
+"""The baseline: a server, or an all-reduce, averages all gradients in each step."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from torch import Tensor
+
+from perron.algorithm import About, Algorithm, Rate, Step
+from perron.node import Node
+
+
+class ModelState(NamedTuple):
+    """The model alone."""
+
+    x: Tensor
+
+
+@dataclass(frozen=True, kw_only=True)
+class CentralizedSGD(Algorithm):
+    """Parallel mini-batch SGD: all nodes hold the same model.
+
+    x+ = x - lr mean(grad(x))
+
+    x-hat = x, eps = 0. On a quadratic with Hessian eigenvalues h_k and noise of covariance (sigma^2/d) I its stationary error
+    is E|x - x*|^2 = (lr/n) (sigma^2/d) sum_k 1 / (h_k (2 - lr h_k)).
+    """
+
+    @property
+    def about(self) -> About:
+        """What there is to know about it."""
+        return About(
+            title="Centralized SGD", family="centralized", matrices="-", sends="all-reduce of d", overlap="-",
+            effective="1", exact=True, reference="-",
+        )  # fmt: skip
+
+    def init(self, x: Tensor, node: Node) -> ModelState:
+        """All nodes start from the average of their models."""
+        return ModelState(node.mean(x).wait().expand_as(x))
+
+    def step(self, state: ModelState, node: Node, lr: Rate) -> Step:
+        """The recursion above."""
+        grad = yield state.x
+        return ModelState(state.x - lr * node.mean(grad).wait())

@@ -1,0 +1,319 @@
+"""Push-only methods: everything is pushed with a column-stochastic B; the push-sum weight v corrects its bias.
+
+All keep u (mass) and v = B^t 1 (weight) and use the model x = u / v. A node needs to know how many nodes hear it, no more.
+They conserve 1^T v = n, and x-hat = 1^T u / n follows SGD with the step lr exactly (eps = 0).
+"""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from perron.algorithm import About, Algorithm, Rate, Step, largest, stable_roots
+from perron.network import Network
+from perron.node import Node
+
+
+def _one(x: Tensor) -> Tensor:
+    """A one for each node."""
+    return torch.ones_like(x[..., :1])
+
+
+def _weights_sum(state: Any) -> Tensor:
+    return (state.v - 1).sum(-2)
+
+
+class PushSumState(NamedTuple):
+    """Model x = u / v, mass and weight."""
+
+    x: Tensor
+    u: Tensor
+    v: Tensor
+
+
+@dataclass(frozen=True, kw_only=True)
+class PushSum(Algorithm):
+    """Push-sum gossip: every node's x tends to the average of the starting values; no gradients.
+
+    u+ = B u     v+ = B v     x = u / v
+
+    Reference: Kempe, Dobra & Gehrke 2003.
+    """
+
+    @property
+    def about(self) -> About:
+        """What there is to know about it."""
+        return About(
+            title="Push-sum gossip", family="gossip", matrices="B", sends="d + 1", overlap="-", effective="1", exact=True,
+            reference="Kempe, Dobra & Gehrke 2003", speedup=False,
+        )  # fmt: skip
+
+    def init(self, x: Tensor, node: Node) -> PushSumState:
+        """u = x, v = 1."""
+        return PushSumState(x, u=x, v=_one(x))
+
+    def step(self, state: PushSumState, node: Node, lr: Rate) -> Step:
+        """The recursion above."""
+        mass, weight = node.push(state.u), node.push(state.v)
+        yield from ()  # no gradient is needed
+        u, v = mass.wait(), weight.wait()
+        return PushSumState(u / v, u, v)
+
+    def conserved(self, state: PushSumState, network: Network) -> dict[str, Tensor]:
+        """1^T v = n."""
+        return {"1'v - n": _weights_sum(state)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class SubgradientPush(Algorithm):
+    """Subgradient-Push: push-sum, and a gradient step on the mass. Biased by O(lr); use a falling lr.
+
+    w = B u     v+ = B v     x = w / v+     u+ = w - lr grad(x)
+
+    Reference: Nedic & Olshevsky 2015; Tsianos, Lawlor & Rabbat 2012.
+    """
+
+    @property
+    def about(self) -> About:
+        """What there is to know about it."""
+        return About(
+            title="Subgradient-Push", family="push-only", matrices="B", sends="d + 1", overlap="-", effective="1",
+            exact=False, reference="Nedic & Olshevsky 2015",
+        )  # fmt: skip
+
+    def init(self, x: Tensor, node: Node) -> PushSumState:
+        """u = x, v = 1."""
+        return PushSumState(x, u=x, v=_one(x))
+
+    def step(self, state: PushSumState, node: Node, lr: Rate) -> Step:
+        """The recursion above."""
+        mass, weight = node.push(state.u), node.push(state.v)
+        w, v = mass.wait(), weight.wait()
+        x = w / v
+        grad = yield x
+        return PushSumState(x, w - lr * grad, v)
+
+    def conserved(self, state: PushSumState, network: Network) -> dict[str, Tensor]:
+        """1^T v = n."""
+        return {"1'v - n": _weights_sum(state)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class SGP(Algorithm):
+    """SGD-Push, Stochastic Gradient Push. Biased by O(lr) where the nodes' data differ.
+
+    atc:  u+ = B (u - lr grad(x))     v+ = B v     x = u / v
+    cta:  u+ = B u - lr grad(x)       v+ = B v     x = u / v              (overlaps)
+
+    Reference: Assran, Loizou, Ballas & Rabbat 2019.
+    """
+
+    order: Literal["atc", "cta"] = "atc"
+
+    def __post_init__(self) -> None:
+        if self.order not in ("atc", "cta"):
+            raise ValueError(f"SGP has the orders 'atc' and 'cta'; got {self.order!r}.")
+
+    @property
+    def about(self) -> About:
+        """What there is to know about it."""
+        return About(
+            title=f"SGD-Push (SGP), {self.order.upper()}", family="push-only", matrices="B", sends="d + 1",
+            overlap="v" if self.order == "atc" else "u, v", effective="1", exact=False,
+            reference="Assran, Loizou, Ballas & Rabbat 2019",
+        )  # fmt: skip
+
+    def init(self, x: Tensor, node: Node) -> PushSumState:
+        """u = x, v = 1."""
+        return PushSumState(x, u=x, v=_one(x))
+
+    def step(self, state: PushSumState, node: Node, lr: Rate) -> Step:
+        """One of the two recursions above."""
+        weight = node.push(state.v)
+        if self.order == "cta":
+            mass = node.push(state.u)
+            grad = yield state.x
+            u = mass.wait() - lr * grad
+        else:
+            grad = yield state.x
+            u = node.push(state.u - lr * grad).wait()
+        v = weight.wait()
+        return PushSumState(u / v, u, v)
+
+    def conserved(self, state: PushSumState, network: Network) -> dict[str, Tensor]:
+        """1^T v = n."""
+        return {"1'v - n": _weights_sum(state)}
+
+    def default_lr(self, network: Network, smoothness: float) -> float:
+        """1/L for atc; for cta the rule of ADD-OPT."""
+        return 1 / smoothness if self.order == "atc" else super().default_lr(network, smoothness)
+
+
+class PushTrackerState(NamedTuple):
+    """Model x = u / v, mass, weight, tracker and its last gradient."""
+
+    x: Tensor
+    u: Tensor
+    v: Tensor
+    y: Tensor
+    grad: Tensor
+
+
+@dataclass(frozen=True, kw_only=True)
+class ADDOPT(Algorithm):
+    """ADD-OPT; with noisy gradients S-ADDOPT. It is the paper's Example 1, there called Push-DIGing.
+
+    y = B y + grad(x) - grad(x_prev)     u+ = B u - lr y     v+ = B v     x = u / v
+
+    Conserves 1^T y = 1^T grad too. Its step must shrink with n min pi_B.
+
+    Reference: Xi, Xin & Khan 2018; Qureshi, Xin, Kar & Khan 2021 (S-ADDOPT).
+    """
+
+    @property
+    def about(self) -> About:
+        """What there is to know about it."""
+        return About(
+            title="ADD-OPT (S-ADDOPT)", family="push-only", matrices="B", sends="2 d + 1", overlap="u, v, y",
+            effective="1", exact=True, reference="Xi, Xin & Khan 2018",
+        )  # fmt: skip
+
+    def init(self, x: Tensor, node: Node) -> PushTrackerState:
+        """u = x, v = 1, y = grad = 0."""
+        zero = torch.zeros_like(x)
+        return PushTrackerState(x, u=x, v=_one(x), y=zero, grad=zero)
+
+    def step(self, state: PushTrackerState, node: Node, lr: Rate) -> Step:
+        """The recursion above."""
+        mass, weight, pushed = node.push(state.u), node.push(state.v), node.push(state.y)
+        grad = yield state.x
+        y = pushed.wait() + grad - state.grad
+        u, v = mass.wait() - lr * y, weight.wait()
+        return PushTrackerState(u / v, u, v, y, grad)
+
+    def conserved(self, state: PushTrackerState, network: Network) -> dict[str, Tensor]:
+        """1^T v = n and 1^T y = 1^T grad."""
+        return {"1'v - n": _weights_sum(state), "1'y - 1'grad": (state.y - state.grad).sum(-2)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class PushDIGing(Algorithm):
+    """Push-DIGing, the original: as ADD-OPT, but the tracker is mixed together with the mass.
+
+    y = B y + grad(x) - grad(x_prev)     u+ = B (u - lr y)     v+ = B v     x = u / v
+
+    Stable for larger steps than ADD-OPT on well-connected networks; only y overlaps.
+
+    Reference: Nedic, Olshevsky & Shi 2017, Algorithm 2.
+    """
+
+    @property
+    def about(self) -> About:
+        """What there is to know about it."""
+        return About(
+            title="Push-DIGing", family="push-only", matrices="B", sends="2 d + 1", overlap="v, y", effective="1",
+            exact=True, reference="Nedic, Olshevsky & Shi 2017",
+        )  # fmt: skip
+
+    def init(self, x: Tensor, node: Node) -> PushTrackerState:
+        """u = x, v = 1, y = grad = 0."""
+        zero = torch.zeros_like(x)
+        return PushTrackerState(x, u=x, v=_one(x), y=zero, grad=zero)
+
+    def step(self, state: PushTrackerState, node: Node, lr: Rate) -> Step:
+        """The recursion above."""
+        weight, pushed = node.push(state.v), node.push(state.y)
+        grad = yield state.x
+        y = pushed.wait() + grad - state.grad
+        u, v = node.push(state.u - lr * y).wait(), weight.wait()
+        return PushTrackerState(u / v, u, v, y, grad)
+
+    def conserved(self, state: PushTrackerState, network: Network) -> dict[str, Tensor]:
+        """1^T v = n and 1^T y = 1^T grad."""
+        return {"1'v - n": _weights_sum(state), "1'y - 1'grad": (state.y - state.grad).sum(-2)}
+
+
+class ExtraPushState(NamedTuple):
+    """Model x = u / v, mass, weight, what is held back of the mass before, and the last gradient."""
+
+    x: Tensor
+    u: Tensor
+    v: Tensor
+    held: Tensor
+    grad: Tensor
+
+
+@dataclass(frozen=True, kw_only=True)
+class DEXTRA(Algorithm):
+    """DEXTRA; with ``theta`` = 1/2 EXTRA-Push; with ``normalized`` the weight v is n pi_B from the start.
+
+    u+ = u + B u - h - lr (grad(x) - grad(x_prev))     h+ = theta u + (1 - theta) B u     v+ = B v     x = u / v
+
+    from h = u = x (times v, if normalized) and grad(x_prev) = 0, so that the first step is B u - lr grad(x). Exact, but on
+    digraphs only for steps in an interval whose lower end may be positive, and which may be empty: as lr -> 0 all roots of
+    r^2 - (1 + l) r + (theta + (1 - theta) l) must lie in the unit disc for each eigenvalue l of B but 1. `check` warns where
+    they do not, with the largest theta for which they do.
+
+    Reference: Xi & Khan 2017 (DEXTRA); Zeng & Yin 2017 (ExtraPush).
+    """
+
+    theta: float = 0.25
+    normalized: bool = False
+
+    def __post_init__(self) -> None:
+        if not 0 < self.theta <= 0.5:
+            raise ValueError(f"DEXTRA needs 0 < theta <= 1/2; got {self.theta}.")
+
+    @property
+    def about(self) -> About:
+        """What there is to know about it."""
+        extra = "Normalized ExtraPush" if self.normalized else "EXTRA-Push"
+        return About(
+            title=extra if self.theta == 0.5 else f"DEXTRA, theta={self.theta:g}", family="push-only", matrices="B",
+            sends="d" if self.normalized else "d + 1", overlap="u" if self.normalized else "u, v", effective="1",
+            exact=True, reference="Zeng & Yin 2017" if self.theta == 0.5 else "Xi & Khan 2017", speedup=self.theta != 0.5,
+        )  # fmt: skip
+
+    def init(self, x: Tensor, node: Node) -> ExtraPushState:
+        """u = h = x v."""
+        v = node.push_share.expand_as(x[..., :1]) if self.normalized else _one(x)
+        return ExtraPushState(x, u=x * v, v=v, held=x * v, grad=torch.zeros_like(x))
+
+    def step(self, state: ExtraPushState, node: Node, lr: Rate) -> Step:
+        """The recursion above."""
+        mass = node.push(state.u)
+        weight = None if self.normalized else node.push(state.v)
+        grad = yield state.x
+        mixed = mass.wait()
+        u = state.u + mixed - state.held - lr * (grad - state.grad)
+        v = state.v if weight is None else weight.wait()
+        return ExtraPushState(u / v, u, v, self.theta * state.u + (1 - self.theta) * mixed, grad)
+
+    def conserved(self, state: ExtraPushState, network: Network) -> dict[str, Tensor]:
+        """1^T v = n."""
+        return {"1'v - n": _weights_sum(state)}
+
+    def check(self, network: Network) -> None:
+        """The consensus polynomial, besides the usual."""
+        super().check(network)
+        warn_if_extra_needs_large_steps(self.about.title, network.push_spectrum, self.theta, "theta")
+
+
+def warn_if_extra_needs_large_steps(title: str, spectrum: np.ndarray[Any, Any], theta: float, name: str) -> None:
+    """Warn where an EXTRA-like method is unstable for small steps on a network."""
+
+    def stable(theta: float) -> bool:
+        return stable_roots(1 + spectrum, theta + (1 - theta) * spectrum)
+
+    if not stable(theta):
+        most = largest(stable, 0.5)
+        warnings.warn(
+            f"{title}: on this network disagreement grows as lr -> 0, so that only steps in an interval away from 0 work, "
+            f"if any. Small steps are stable up to {name}={most:.3g}.",
+            stacklevel=4,
+        )

@@ -1,0 +1,239 @@
+"""Push-Pull: models are pulled with a row-stochastic A, gradient trackers pushed with a column-stochastic B."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from perron.algorithm import About, Algorithm, Rate, Step, largest, stable_roots
+from perron.errors import MixingError
+from perron.network import Network
+from perron.node import Node
+
+
+class TrackerState(NamedTuple):
+    """Model, gradient tracker, and the gradient that the tracker contains last."""
+
+    x: Tensor
+    y: Tensor
+    grad: Tensor
+
+
+@dataclass(frozen=True, kw_only=True)
+class PushPull(Algorithm):
+    """Push-Pull, also known as AB; with noisy gradients SAB.
+
+    cta:  y = B y + grad(x) - grad(x_prev)      x+ = A x - lr y             (the paper's; both exchanges overlap)
+    pu:   y = B y + grad(x) - grad(x_prev)      x+ = A (x - lr y)           (Pu et al.; y overlaps)
+    atc:  y = B (y + grad(x) - grad(x_prev))    x+ = A (x - lr y)           (nothing overlaps)
+
+    from y = grad(x_prev) = 0. Needs a common root of the two graphs, as strongly connected graphs have. Conserves
+    1^T y = 1^T grad. x-hat = pi_A^T x follows SGD with the step c lr and the residual eps = -lr pi_A^T (I - B_inf) y, which
+    does not vanish under noise, but does so identically where A is doubly stochastic. The step may differ between nodes.
+
+    References: Xin & Khan 2018 (AB); Pu, Shi, Xu & Nedic 2021 (Push-Pull); Xin, Sahu, Khan & Kar 2019 (SAB).
+    """
+
+    order: Literal["cta", "pu", "atc"] = "cta"
+
+    def __post_init__(self) -> None:
+        if self.order not in ("cta", "pu", "atc"):
+            raise ValueError(f"PushPull has the orders 'cta', 'pu' and 'atc'; got {self.order!r}.")
+
+    @property
+    def about(self) -> About:
+        """What there is to know about it."""
+        return About(
+            title={"cta": "Push-Pull (AB, SAB)", "pu": "Push-Pull, Pu's order", "atc": "Push-Pull, ATC"}[self.order],
+            family="push-pull", matrices="A B", sends="2 d", effective="c", exact=True,
+            overlap={"cta": "x, y", "pu": "y", "atc": "-"}[self.order],
+            reference={"cta": "Xin & Khan 2018", "pu": "Pu, Shi, Xu & Nedic 2021", "atc": "as Aug-DGM"}[self.order],
+        )  # fmt: skip
+
+    def init(self, x: Tensor, node: Node) -> TrackerState:
+        """y = grad = 0, so that the first step finds y = grad(x)."""
+        zero = torch.zeros_like(x)
+        return TrackerState(x, y=zero, grad=zero)
+
+    def step(self, state: TrackerState, node: Node, lr: Rate) -> Step:
+        """One of the three recursions above."""
+        if self.order == "cta":
+            pulled = node.pull(state.x)
+            pushed = node.push(state.y)
+            grad = yield state.x  # both messages travel while the gradient is computed
+            y = pushed.wait() + grad - state.grad
+            return TrackerState(pulled.wait() - lr * y, y, grad)
+        if self.order == "pu":
+            pushed = node.push(state.y)
+            grad = yield state.x
+            y = pushed.wait() + grad - state.grad
+        else:
+            grad = yield state.x
+            y = node.push(state.y + grad - state.grad).wait()
+        return TrackerState(node.pull(state.x - lr * y).wait(), y, grad)
+
+    def conserved(self, state: TrackerState, network: Network) -> dict[str, Tensor]:
+        """1^T y = 1^T grad."""
+        return {"1'y - 1'grad": (state.y - state.grad).sum(-2)}
+
+
+class MomentumState(NamedTuple):
+    """Model, previous model, the point of the next gradient, tracker and its last gradient."""
+
+    x: Tensor
+    previous: Tensor
+    ahead: Tensor
+    y: Tensor
+    grad: Tensor
+
+
+@dataclass(frozen=True, kw_only=True)
+class AcceleratedPushPull(Algorithm):
+    """Push-Pull with heavy ball (``heavy``: ABm), Nesterov (``nesterov``: ABN) or both (APP).
+
+    y = B y + grad(s) - grad(s_prev)     x+ = A s - lr y + heavy (x - x_prev)     s+ = x+ + nesterov (x+ - x)
+
+    from s = x and y = grad(s_prev) = 0. x-hat follows accelerated SGD with the step c lr, in the end c lr / (1 - heavy). On
+    a directed network too much momentum is unstable for EVERY step size: all roots of r^2 - ((1+nesterov) l + heavy) r
+    + (nesterov l + heavy) must lie in the unit disc for each eigenvalue l of A but 1, which `check` checks.
+
+    References: Xin & Khan 2020 (ABm); Xin, Jakovetic & Khan 2019 (ABN); Nguyen, Nguyen & Nedic 2023 (the combination is
+    our reading of its abstract).
+    """
+
+    heavy: float = 0.2
+    nesterov: float = 0.2
+
+    def __post_init__(self) -> None:
+        if not (self.heavy >= 0 and self.nesterov >= 0 and self.heavy + self.nesterov < 1):
+            raise ValueError(
+                f"Momentum needs heavy >= 0, nesterov >= 0 and heavy + nesterov < 1; got heavy={self.heavy}, "
+                f"nesterov={self.nesterov}."
+            )
+
+    @property
+    def about(self) -> About:
+        """What there is to know about it."""
+        name = "APP" if self.heavy and self.nesterov else "ABm" if self.heavy else "ABN"
+        kind = {"APP": "heavy ball and Nesterov", "ABm": "heavy ball", "ABN": "Nesterov"}[name]
+        source = {"APP": "Nguyen, Nguyen & Nedic 2023", "ABm": "Xin & Khan 2020", "ABN": "Xin, Jakovetic & Khan 2019"}
+        return About(
+            title=f"{name} (Push-Pull, {kind})", family="push-pull", matrices="A B", sends="2 d", overlap="x, y",
+            effective="c", exact=True, reference=source[name],
+        )  # fmt: skip
+
+    def init(self, x: Tensor, node: Node) -> MomentumState:
+        """At rest."""
+        zero = torch.zeros_like(x)
+        return MomentumState(x, previous=x, ahead=x, y=zero, grad=zero)
+
+    def step(self, state: MomentumState, node: Node, lr: Rate) -> Step:
+        """The recursion above."""
+        pulled = node.pull(state.ahead)
+        pushed = node.push(state.y)
+        grad = yield state.ahead
+        y = pushed.wait() + grad - state.grad
+        x = pulled.wait() - lr * y + self.heavy * (state.x - state.previous)
+        return MomentumState(x, state.x, x + self.nesterov * (x - state.x), y, grad)
+
+    def conserved(self, state: MomentumState, network: Network) -> dict[str, Tensor]:
+        """1^T y = 1^T grad."""
+        return {"1'y - 1'grad": (state.y - state.grad).sum(-2)}
+
+    def check(self, network: Network) -> None:
+        """The consensus polynomial, besides the usual."""
+        super().check(network)
+        check_momentum(self.about.title, network, self.heavy, self.nesterov)
+
+    def default_lr(self, network: Network, smoothness: float) -> float:
+        """The rule of Push-Pull, less what momentum multiplies it by."""
+        return super().default_lr(network, smoothness) * (1 - self.heavy - self.nesterov)
+
+
+def check_momentum(title: str, network: Network, heavy: float, nesterov: float) -> None:
+    """Refuse momentum with which disagreement grows on this network, whatever the step."""
+
+    def stable(scale: float) -> bool:
+        h, g, eigenvalue = scale * heavy, scale * nesterov, network.pull_spectrum
+        return stable_roots((1 + g) * eigenvalue + h, g * eigenvalue + h)
+
+    if not stable(1.0):
+        most = largest(stable, 1.0)
+        raise MixingError(
+            f"{title}: on this network disagreement grows with momentum heavy={heavy:g}, nesterov={nesterov:g}, whatever "
+            f"the step. It dies out up to heavy={most * heavy:.3g}, nesterov={most * nesterov:.3g}."
+        )
+
+
+class ConstrainedState(NamedTuple):
+    """Model, multiplier, their trackers, and what the trackers contain last."""
+
+    x: Tensor
+    multiplier: Tensor
+    y: Tensor
+    z: Tensor
+    grad: Tensor
+    value: Tensor
+
+
+@dataclass(frozen=True, kw_only=True)
+class ConstrainedPushPull(Algorithm):
+    """Push-Pull for min sum_i f_i(x) subject to sum_i c_i(x) <= 0 and x in a set X (primal-dual).
+
+    y = B y + G - G_prev     z = B z + c(x) - c(x_prev)     x+ = P(A x - lr y)     m+ = max(0, A m + lr z)
+
+    with G_i = grad f_i(x_i) + J_i(x_i)^T m_i, the gradient of the Lagrangian, from m = y = z = G_prev = c(x_prev) = 0.
+
+    Args:
+        constraint: ``(x, node) -> c(x)``, each node's own part, ``(..., d) -> (..., constraints)``; differentiable.
+            What differs between nodes is stacked ``(n, ...)`` and picked with ``node.unit``, see the example.
+        constraints: how many there are.
+        project: the projection P onto X; the default leaves x as it is.
+
+    Reference: after Gong & Zhang 2023, our reconstruction from its abstract.
+    """
+
+    constraint: Callable[[Tensor, Node], Tensor] | None = None
+    constraints: int = 0
+    project: Callable[[Tensor], Tensor] = lambda x: x
+
+    @property
+    def about(self) -> About:
+        """What there is to know about it."""
+        return About(
+            title="Constrained Push-Pull", family="push-pull", matrices="A B", sends="2 d + 2 p", overlap="x, y, m, z",
+            effective="c", exact=True, reference="after Gong & Zhang 2023", speedup=False,
+        )  # fmt: skip
+
+    def init(self, x: Tensor, node: Node) -> ConstrainedState:
+        """No multiplier, nothing tracked."""
+        zero, none = torch.zeros_like(x), x.new_zeros(*x.shape[:-1], self.constraints)
+        return ConstrainedState(x, multiplier=none, y=zero, z=none, grad=zero, value=none)
+
+    def step(self, state: ConstrainedState, node: Node, lr: Rate) -> Step:
+        """The recursion above."""
+        pulled = node.pull(state.x)
+        pushed = node.push(state.y)
+        if self.constraint is not None:
+            pulled_multiplier = node.pull(state.multiplier)
+            pushed_value = node.push(state.z)
+        grad = yield state.x
+        multiplier, z, value = state.multiplier, state.z, state.value
+        if self.constraint is not None:
+            with torch.enable_grad():
+                point = state.x.detach().requires_grad_()
+                at_point = self.constraint(point, node)
+                (pullback,) = torch.autograd.grad(at_point, point, state.multiplier)
+            grad, value = grad + pullback, at_point.detach()
+            z = pushed_value.wait() + value - state.value
+            multiplier = (pulled_multiplier.wait() + lr * z).clamp_min(0)
+        y = pushed.wait() + grad - state.grad
+        return ConstrainedState(self.project(pulled.wait() - lr * y), multiplier, y, z, grad, value)
+
+    def conserved(self, state: ConstrainedState, network: Network) -> dict[str, Tensor]:
+        """1^T y = 1^T G and 1^T z = 1^T c."""
+        return {"1'y - 1'G": (state.y - state.grad).sum(-2), "1'z - 1'c": (state.z - state.value).sum(-2)}

@@ -1,0 +1,54 @@
+"""What is minimised: f(x) = (1/n) sum_i f_i(x), each node i holding its own f_i.
+
+A user's own problem is a small class with `grad` and, for what is to be measured, `local_grads`, `loss` and `optimum`.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+
+import torch
+from torch import Tensor
+
+from perron.keyed import Keyed
+
+
+class Problem(ABC):
+    """n local losses of one vector of length ``dim``. Shapes: points ``(..., n, d)``, one for each node.
+
+    The constants are None where unknown; theory and default steps use them where they are known.
+
+    Attributes:
+        nodes, dim: n and d.
+        smoothness: L, a Lipschitz constant of all local gradients.
+        strong_convexity: mu of the average.
+        noise_std: sigma, with E|noise|^2 = sigma^2 for each node's gradient.
+        optimum: the minimiser of f, ``(d,)``.
+    """
+
+    nodes: int
+    dim: int
+    smoothness: float | None = None
+    strong_convexity: float | None = None
+    noise_std: float | None = None
+    optimum: Tensor | None = None
+
+    @abstractmethod
+    def local_grads(self, x: Tensor) -> Tensor:
+        """The exact gradients of the local losses, each at its own node's point: ``(..., n, d) -> (..., n, d)``."""
+
+    @abstractmethod
+    def loss(self, x: Tensor) -> Tensor:
+        """f at common points: ``(..., d) -> (...)``."""
+
+    def grad(self, x: Tensor, draw: int, random: Keyed) -> Tensor:  # noqa: ARG002
+        """Stochastic gradients for draw number ``draw``, with randomness from ``random`` only; exact unless overridden."""
+        return self.local_grads(x)
+
+    def full_grad(self, x: Tensor) -> Tensor:
+        """grad f at common points: ``(..., d) -> (..., d)``."""
+        return self.local_grads(x.unsqueeze(-2).expand(*x.shape[:-1], self.nodes, self.dim)).mean(-2)
+
+    def start(self) -> Tensor:
+        """Where runs start unless told otherwise, ``(n, d)``: all nodes at zero."""
+        return torch.zeros(self.nodes, self.dim, dtype=torch.float64)

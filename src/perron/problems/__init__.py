@@ -1,0 +1,5 @@
+"""Problems: local losses with what is known about them."""
+
+from perron.problems.quadratic import Quadratic
+
+__all__ = ["Quadratic"]

@@ -1,0 +1,102 @@
+"""Quadratics: the problem whose every constant is a dial and whose optimum is known."""
+
+from __future__ import annotations
+
+from math import sqrt
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from perron.keyed import Keyed
+from perron.problem import Problem
+
+
+class Quadratic(Problem):
+    """f_i(x) = (x - b_i)^T H_i (x - b_i) / 2, with gradient noise N(0, (sigma^2/d) I).
+
+    The optimum solves (mean H_i) x* = mean(H_i b_i).
+
+    Args:
+        hessians: H_i, ``(n, d, d)``, symmetric and positive semidefinite; or ``(n, d)``, diagonal.
+        centers: b_i, ``(n, d)``.
+        noise_std: sigma, with E|noise|^2 = sigma^2 for each node.
+    """
+
+    def __init__(self, hessians: Tensor, centers: Tensor, *, noise_std: float = 0.0) -> None:
+        self.nodes, self.dim = centers.shape
+        self.diagonal = hessians.ndim == 2
+        if hessians.shape != (self.nodes, self.dim) + (() if self.diagonal else (self.dim,)):
+            raise ValueError(
+                f"Quadratic needs hessians (n, d, d) or (n, d) and centers (n, d); got {tuple(hessians.shape)} and "
+                f"{tuple(centers.shape)}."
+            )
+        if not noise_std >= 0:
+            raise ValueError(f"Quadratic needs noise_std >= 0; got {noise_std}.")
+        self.hessians, self.centers, self.noise_std = hessians, centers, noise_std
+        self.offsets = self._times(centers)  # H_i b_i
+        full = hessians.diag_embed() if self.diagonal and self.dim <= 1000 else hessians
+        curvature = hessians if self.diagonal else torch.linalg.eigvalsh(full)
+        average = hessians.mean(0)
+        self.smoothness = float(curvature.max())
+        self.strong_convexity = float((average if self.diagonal else torch.linalg.eigvalsh(average)).min())
+        mean = self.offsets.mean(0)
+        self.optimum = mean / average if self.diagonal else torch.linalg.solve(average, mean)
+
+    @classmethod
+    def random(
+        cls,
+        nodes: int,
+        dim: int = 5,
+        *,
+        smoothness: float = 1.0,
+        strong_convexity: float = 0.1,
+        heterogeneity: float = 1.0,
+        noise_std: float = 0.0,
+        same_hessian: bool = False,
+        diagonal: bool = False,
+        seed: int = 0,
+        dtype: torch.dtype = torch.float64,
+    ) -> Quadratic:
+        """Random quadratics with dials.
+
+        Hessians have eigenvalues spread evenly from mu to L, turned at random for each node (or ``same_hessian`` for all, or
+        ``diagonal``: in random order, not turned). Centers are a common N(0, I) plus ``heterogeneity`` times one's own N(0, I).
+        """
+        if not 0 < strong_convexity <= smoothness:
+            raise ValueError(
+                f"Quadratic.random needs 0 < strong_convexity <= smoothness; got {strong_convexity}, {smoothness}."
+            )
+        rng = np.random.default_rng(seed)
+        count = 1 if same_hessian else nodes
+        spectrum = np.linspace(strong_convexity, smoothness, dim) if dim > 1 else np.array([smoothness])
+        if diagonal:
+            hessians = rng.permuted(np.tile(spectrum, (count, 1)), axis=1)
+        else:
+            turn = np.linalg.qr(rng.standard_normal((count, dim, dim)))[0]
+            hessians = np.einsum("nij,j,nkj->nik", turn, spectrum, turn)
+        centers = rng.standard_normal(dim) + heterogeneity * rng.standard_normal((nodes, dim))
+        tensor = torch.as_tensor(hessians, dtype=dtype).expand(nodes, *hessians.shape[1:]).contiguous()
+        return cls(tensor, torch.as_tensor(centers, dtype=dtype), noise_std=noise_std)
+
+    def _times(self, x: Tensor) -> Tensor:
+        """H_i x_i."""
+        if self.diagonal:
+            return self.hessians * x
+        return (self.hessians @ x.unsqueeze(-1)).squeeze(-1)
+
+    def local_grads(self, x: Tensor) -> Tensor:
+        """H_i (x_i - b_i)."""
+        return self._times(x) - self.offsets
+
+    def grad(self, x: Tensor, draw: int, random: Keyed) -> Tensor:
+        """The exact gradient plus noise."""
+        exact = self.local_grads(x)
+        if not self.noise_std:
+            return exact
+        return exact + self.noise_std / sqrt(self.dim) * random.normal(draw, self.dim).to(x.dtype)
+
+    def loss(self, x: Tensor) -> Tensor:
+        """f at common points."""
+        apart = x.unsqueeze(-2) - self.centers
+        return (apart * self._times(apart)).sum(-1).mean(-1) / 2
