@@ -109,7 +109,7 @@ def residual(now: Snapshot) -> Tensor:
         return torch.zeros_like(now.average)
     before = now.algorithm.average(now.previous, now.network)
     factor = now.algorithm.effective_step(now.network)
-    return now.average - before + factor * (torch.as_tensor(now.lr) * now.grads[-1]).mean(-2)
+    return now.average - before + factor * (now.lr * now.grads[-1]).mean(-2)
 
 
 def residual_sq(now: Snapshot) -> Tensor:

@@ -47,8 +47,16 @@ class Node(ABC):
     """
 
     nodes: int
-    unit: Tensor
-    push_share: Tensor
+
+    @property
+    @abstractmethod
+    def unit(self) -> Tensor:
+        """This node's unit vector."""
+
+    @property
+    @abstractmethod
+    def push_share(self) -> Tensor:
+        """This node's n pi_B."""
 
     @abstractmethod
     def pull(self, x: Tensor) -> Handle:
@@ -84,7 +92,17 @@ class Wrapper(Node):
 
     def __init__(self, node: Node) -> None:
         self.node = node
-        self.nodes, self.unit, self.push_share = node.nodes, node.unit, node.push_share
+        self.nodes = node.nodes
+
+    @property
+    def unit(self) -> Tensor:
+        """As the node within."""
+        return self.node.unit
+
+    @property
+    def push_share(self) -> Tensor:
+        """As the node within."""
+        return self.node.push_share
 
     def pull(self, x: Tensor) -> Handle:
         """As the node within."""

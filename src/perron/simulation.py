@@ -110,13 +110,13 @@ class SimulatedNode(Node):
         """A number for every node of every trial."""
         return self._participation.uniform(self.step).to(self._dtype)
 
-    @property
-    def unit(self) -> Tensor:  # type: ignore[override]
+    @cached_property
+    def unit(self) -> Tensor:
         """The identity."""
         return torch.eye(self.nodes, dtype=self._dtype, device=self._device)
 
-    @property
-    def push_share(self) -> Tensor:  # type: ignore[override]
+    @cached_property
+    def push_share(self) -> Tensor:
         """n pi_B."""
         share = self.nodes * Network(self.mixing).push_perron
         return torch.as_tensor(share, dtype=self._dtype, device=self._device)[:, None]

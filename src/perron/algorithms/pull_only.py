@@ -224,6 +224,10 @@ class FROZEN(Algorithm):
         super().check(network)
         check_momentum(self.about.title, network, 0.0, self.momentum)
 
+    def effective_step(self, network: Network) -> float:
+        """n / (1 - momentum), in the long run."""
+        return super().effective_step(network) / (1 - self.momentum)
+
     def default_lr(self, network: Network, smoothness: float) -> float:
         """The rule of FROST, less what momentum multiplies it by."""
         return super().default_lr(network, smoothness) * (1 - self.momentum)
@@ -287,6 +291,10 @@ class DDNGT(Algorithm):
         """The consensus polynomial, besides the usual."""
         super().check(network)
         check_momentum(self.about.title, network, self.momentum, self.momentum)
+
+    def effective_step(self, network: Network) -> float:
+        """n / (1 - 2 momentum), in the long run."""
+        return super().effective_step(network) / (1 - 2 * self.momentum)
 
     def default_lr(self, network: Network, smoothness: float) -> float:
         """The rule of FROST, less what momentum multiplies it by."""

@@ -97,8 +97,8 @@ class AcceleratedPushPull(Algorithm):
 
     y = B y + grad(s) - grad(s_prev)     x+ = A s - lr y + heavy (x - x_prev)     s+ = x+ + nesterov (x+ - x)
 
-    from s = x and y = grad(s_prev) = 0. x-hat follows accelerated SGD with the step c lr, in the end c lr / (1 - heavy). On
-    a directed network too much momentum is unstable for EVERY step size: all roots of r^2 - ((1+nesterov) l + heavy) r
+    from s = x and y = grad(s_prev) = 0. In the long run x-hat moves with the step c lr / (1 - heavy - nesterov). On a directed
+    network too much momentum is unstable for EVERY step size: all roots of r^2 - ((1+nesterov) l + heavy) r
     + (nesterov l + heavy) must lie in the unit disc for each eigenvalue l of A but 1, which `check` checks.
 
     References: Xin & Khan 2020 (ABm); Xin, Jakovetic & Khan 2019 (ABN); Nguyen, Nguyen & Nedic 2023 (the combination is
@@ -148,6 +148,10 @@ class AcceleratedPushPull(Algorithm):
         """The consensus polynomial, besides the usual."""
         super().check(network)
         check_momentum(self.about.title, network, self.heavy, self.nesterov)
+
+    def effective_step(self, network: Network) -> float:
+        """c / (1 - heavy - nesterov), in the long run."""
+        return super().effective_step(network) / (1 - self.heavy - self.nesterov)
 
     def default_lr(self, network: Network, smoothness: float) -> float:
         """The rule of Push-Pull, less what momentum multiplies it by."""

@@ -35,8 +35,7 @@ class Quadratic(Problem):
             raise ValueError(f"Quadratic needs noise_std >= 0; got {noise_std}.")
         self.hessians, self.centers, self.noise_std = hessians, centers, noise_std
         self.offsets = self._times(centers)  # H_i b_i
-        full = hessians.diag_embed() if self.diagonal and self.dim <= 1000 else hessians
-        curvature = hessians if self.diagonal else torch.linalg.eigvalsh(full)
+        curvature = hessians if self.diagonal else torch.linalg.eigvalsh(hessians)
         average = hessians.mean(0)
         self.smoothness = float(curvature.max())
         self.strong_convexity = float((average if self.diagonal else torch.linalg.eigvalsh(average)).min())
@@ -83,6 +82,8 @@ class Quadratic(Problem):
         """H_i x_i."""
         if self.diagonal:
             return self.hessians * x
+        if x.ndim == 3 and x.shape[1] == self.nodes:  # one product for each node serves all trials; H is symmetric
+            return torch.bmm(x.transpose(0, 1), self.hessians).transpose(0, 1)
         return (self.hessians @ x.unsqueeze(-1)).squeeze(-1)
 
     def local_grads(self, x: Tensor) -> Tensor:

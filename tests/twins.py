@@ -1,0 +1,265 @@
+"""Slow readable twins of the algorithms: the cards' recursions, literally, in NumPy, on whole matrices.
+
+Each takes the matrices, a gradient oracle G(x) that may be called once per iteration, the start and a step size, and yields
+the models after each step. They know nothing of perron.
+"""
+
+import numpy as np
+
+
+def centralized(net, G, x, a):
+    x = np.tile(x.mean(0), (len(x), 1))
+    while True:
+        x = x - a * G(x).mean(0)
+        yield x
+
+
+def push_pull(net, G, x, a, order="cta", A="A", B="B"):
+    A, B = net[A], net[B]
+    y, g = 0, np.zeros_like(x)
+    while True:
+        gn = G(x)
+        if order == "atc":
+            y = B @ (y + gn - g)
+        else:
+            y = B @ (y + np.zeros_like(x)) + gn - g
+        g = gn
+        x = A @ x - a * y if order == "cta" else A @ (x - a * y)
+        yield x
+
+
+def momentum(net, G, x, a, beta, gamma):
+    A, B = net["A"], net["B"]
+    s, x_prev = x, x
+    g = G(s)
+    y = g
+    while True:
+        xn = A @ s - a * y + beta * (x - x_prev)
+        s = xn + gamma * (xn - x)
+        x_prev, x = x, xn
+        yield x
+        gn = G(s)
+        y = B @ y + gn - g
+        g = gn
+
+
+def push_sum(net, G, x, a):
+    u, v = x, np.ones((len(x), 1))
+    while True:
+        u, v = net["B"] @ u, net["B"] @ v
+        yield u / v
+
+
+def subgradient_push(net, G, x, a):
+    u, v = x, np.ones((len(x), 1))
+    while True:
+        w, v = net["B"] @ u, net["B"] @ v
+        z = w / v
+        u = w - a * G(z)
+        yield z
+
+
+def sgp(net, G, x, a, order):
+    B, u, v, z = net["B"], x, np.ones((len(x), 1)), x
+    while True:
+        g = G(z)
+        u = B @ (u - a * g) if order == "atc" else B @ u - a * g
+        v = B @ v
+        z = u / v
+        yield z
+
+
+def dextra(net, G, x, a, theta, normalized=False):
+    B, n = net["B"], len(x)
+    v = n * net["pi_B"][:, None] if normalized else np.ones((n, 1))
+    Bt = theta * np.eye(n) + (1 - theta) * B
+    u_prev, g_prev = x * v, G(x)
+    u = B @ u_prev - a * g_prev
+    while True:
+        v = v if normalized else B @ v
+        z = u / v
+        yield z
+        g = G(z)
+        u, u_prev = u + B @ u - Bt @ u_prev - a * (g - g_prev), u
+        g_prev = g
+
+
+def add_opt(net, G, x, a, mixed=False):
+    B, u, v = net["B"], x, np.ones((len(x), 1))
+    g = G(x)
+    y = g
+    while True:
+        u = B @ (u - a * y) if mixed else B @ u - a * y
+        v = B @ v
+        z = u / v
+        yield z
+        gn = G(z)
+        y = B @ y + gn - g
+        g = gn
+
+
+def pull_diag(net, G, x, a):
+    A, n, z = net["A"], len(x), x
+    V, D, x = np.eye(n), np.ones((n, 1)), x / n
+    while True:
+        V = A @ V
+        Dn = np.diag(V)[:, None]
+        x = A @ x + z / (n * Dn) - z / (n * D)
+        D = Dn
+        yield x
+
+
+def gradient_pull(net, G, x, a):
+    A, V = net["A"], np.eye(len(x))
+    while True:
+        x = A @ x - a * G(x) / np.diag(V)[:, None]
+        V = A @ V
+        yield x
+
+
+def frost(net, G, x, a, order="cta"):
+    A, V = net["A"], np.eye(len(x))
+    y, h = np.zeros_like(x), np.zeros_like(x)
+    while True:
+        hn = G(x) / np.diag(V)[:, None]
+        y = A @ (y + hn - h) if order == "atc" else A @ y + hn - h
+        h = hn
+        x = A @ (x - a * y) if order == "atc" else A @ x - a * y
+        V = A @ V
+        yield x
+
+
+def frozen(net, G, x, a, b):
+    A, V = net["A"], np.eye(len(x))
+    h = G(x)
+    y, q_prev = h, x
+    while True:
+        q = A @ x - a * y
+        x = q + b * (q - q_prev)
+        q_prev = q
+        yield x
+        V = A @ V
+        hn = G(x) / np.diag(V)[:, None]
+        y = A @ y + hn - h
+        h = hn
+
+
+def d_dngt(net, G, x, a, b):
+    A, V = net["A"], np.eye(len(x))
+    h, w, x_prev = G(x), x, x
+    y = h
+    while True:
+        xn = A @ w + b * (x - x_prev) - a * y
+        w = xn + b * (xn - x)
+        x_prev, x = x, xn
+        yield x
+        V = A @ V
+        hn = G(w) / np.diag(V)[:, None]
+        y = A @ y + hn - h
+        h = hn
+
+
+def row_extra(net, G, x, a, beta):
+    A, V, q = net["A"], np.eye(len(x)), np.zeros_like(x)
+    while True:
+        xn = A @ x - a * G(x) / np.diag(V)[:, None] - q
+        q = q + beta * (x - A @ x)
+        V, x = A @ V, xn
+        yield x
+
+
+def dsgd(net, G, x, a, order):
+    while True:
+        x = net["W"] @ x - a * G(x) if order == "awc" else net["W"] @ (x - a * G(x))
+        yield x
+
+
+def exact_diffusion(net, G, x, a, damped=True):
+    W = (np.eye(len(x)) + net["W"]) / 2 if damped else net["W"]
+    psi_prev = x
+    while True:
+        psi = x - a * G(x)
+        x = W @ (psi + x - psi_prev)
+        psi_prev = psi
+        yield x
+
+
+def nids(net, G, x, a):
+    W = (np.eye(len(x)) + net["W"]) / 2
+    x_prev, g_prev = x, G(x)
+    x = x - a * g_prev
+    while True:
+        yield x
+        g = G(x)
+        x, x_prev = W @ (2 * x - x_prev - a * (g - g_prev)), x
+        g_prev = g
+
+
+def extra(net, G, x, a):
+    W = net["W"]
+    x_prev, g_prev = x, G(x)
+    x = W @ x - a * g_prev
+    while True:
+        yield x
+        g = G(x)
+        x, x_prev = x + W @ x - (x_prev + W @ x_prev) / 2 - a * (g - g_prev), x
+        g_prev = g
+
+
+def focus(net, G, x, a, K=1, part=lambda _: True):
+    n, server, y = len(x), x.mean(0), np.zeros(x.shape[1])
+    gp, t = np.zeros_like(x), 0
+    while True:
+        active = np.broadcast_to(part(t), (n, 1))
+        xi, yi, gi = np.tile(server, (n, 1)), np.zeros_like(x), gp
+        for k in range(K):
+            if k:
+                xi = xi - a * yi
+            g = G(xi)
+            yi, gi = yi + g - gi, g
+        y = y + (active * yi).sum(0)
+        gp = np.where(active, gi, gp)
+        server = server - a * y
+        t += 1
+        yield np.tile(server, (n, 1))
+
+
+TWINS = {
+    "centralized": centralized,
+    "push_pull": push_pull,
+    "push_pull_pu": lambda *z: push_pull(*z, order="pu"),
+    "push_pull_atc": lambda *z: push_pull(*z, order="atc"),
+    "abm": lambda *z: momentum(*z, 0.3, 0.0),
+    "abn": lambda *z: momentum(*z, 0.0, 0.3),
+    "app": lambda *z: momentum(*z, 0.2, 0.2),
+    "constrained_push_pull": push_pull,
+    "push_sum": push_sum,
+    "subgradient_push": subgradient_push,
+    "sgp": lambda *z: sgp(*z, "atc"),
+    "sgp_cta": lambda *z: sgp(*z, "cta"),
+    "extra_push": lambda *z: dextra(*z, 0.5),
+    "normalized_extra_push": lambda *z: dextra(*z, 0.5, normalized=True),
+    "dextra": lambda *z: dextra(*z, 0.25),
+    "add_opt": add_opt,
+    "push_diging": lambda *z: add_opt(*z, mixed=True),
+    "pull_diag": pull_diag,
+    "gradient_pull": gradient_pull,
+    "frost": frost,
+    "pull_diag_gt": lambda *z: frost(*z, order="atc"),
+    "frozen": lambda *z: frozen(*z, 0.2),
+    "d_dngt": lambda *z: d_dngt(*z, 0.2),
+    "row_extra": lambda *z: row_extra(*z, 0.25),
+    "dsgd": lambda *z: dsgd(*z, "awc"),
+    "dsgd_atc": lambda *z: dsgd(*z, "atc"),
+    "exact_diffusion": exact_diffusion,
+    "nids": nids,
+    "d2": lambda *z: exact_diffusion(*z, damped=False),
+    "extra": extra,
+    "diging": lambda *z: push_pull(*z, A="W", B="W"),
+    "next": lambda *z: push_pull(*z, order="pu", A="W", B="W"),
+    "aug_dgm": lambda *z: push_pull(*z, order="atc", A="W", B="W"),
+    "btpp": lambda *z: push_pull(*z, order="pu", A="R", B="C"),
+    "stpp": lambda *z: push_pull(*z, order="pu", A="R", B="C"),
+    "focus": focus,
+    "focus_sampled": lambda *z: focus(*z, K=3, part=z[0]["part"]),
+}
