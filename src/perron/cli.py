@@ -99,6 +99,44 @@ def graph(
 
 
 @app.command()
+def algorithms(as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False) -> None:
+    """List the algorithms: what they mix with, what they send, what overlaps the gradient, exact or biased, and whence.
+
+    perron algorithms
+    perron algorithms --json
+    """
+    from dataclasses import asdict
+
+    from perron.algorithms import ALGORITHMS
+
+    if as_json:
+        sys.stdout.write(json.dumps({name: asdict(algorithm.about) for name, algorithm in ALGORITHMS.items()}) + "\n")
+        return
+    from rich.box import SIMPLE
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table("name", "algorithm", "matrices", "sends per edge", "overlaps", "step", "", "reference", box=SIMPLE)
+    family = ""
+    for name, algorithm in ALGORITHMS.items():
+        about = algorithm.about
+        if about.family != family:
+            family = about.family
+            table.add_row(f"[bold]{family}[/bold]")
+        effective = {"1": "lr"}.get(about.effective, f"{about.effective} lr")
+        exact = "exact" if about.exact else "biased"
+        table.add_row(
+            f" {name}", about.title, about.matrices, about.sends, about.overlap, effective, exact, about.reference
+        )
+    console = Console(width=max(Console().width, 150))
+    console.print(table)
+    console.print(
+        "A row-, B column-, W doubly stochastic (sym: symmetric), R C a spanning-tree pair. d: length of the model, n: nodes, "
+        "p: constraints.\nstep: the effective one, to be held equal in comparisons. biased: off by O(lr) at a constant lr."
+    )
+
+
+@app.command()
 def demo(
     out: Annotated[Path, typer.Option(help="Where to write the pictures.")] = Path("results/demo"),
     nodes: Annotated[int, typer.Option(help="How many nodes; a square number, for the grid.")] = 16,

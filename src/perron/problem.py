@@ -41,13 +41,17 @@ class Problem(ABC):
     def loss(self, x: Tensor) -> Tensor:
         """f at common points: ``(..., d) -> (...)``."""
 
-    def grad(self, x: Tensor, draw: int, random: Keyed) -> Tensor:  # noqa: ARG002
+    def grad(self, x: Tensor, draw: int, random: Keyed) -> Tensor:
         """Stochastic gradients for draw number ``draw``, with randomness from ``random`` only; exact unless overridden."""
         return self.local_grads(x)
 
     def full_grad(self, x: Tensor) -> Tensor:
         """grad f at common points: ``(..., d) -> (..., d)``."""
         return self.local_grads(x.unsqueeze(-2).expand(*x.shape[:-1], self.nodes, self.dim)).mean(-2)
+
+    def to(self, *, dtype: torch.dtype, device: torch.device | str) -> Problem:
+        """The same problem in another precision or on another device; override where there are tensors to move."""
+        return self
 
     def start(self) -> Tensor:
         """Where runs start unless told otherwise, ``(n, d)``: all nodes at zero."""

@@ -200,7 +200,8 @@ class Simulation:
         """Snapshots after 0, 1, ..., ``steps`` steps, for people who want their own loop."""
         inner = SimulatedNode(self.mixing, trials=self.numbers, seed=self.seed, dtype=self.dtype, device=self.device)
         node = self._wrapped(inner)
-        rate, problem, algorithm, network = self.rate, self.problem, self.algorithm, self.network
+        rate, algorithm, network = self.rate, self.algorithm, self.network
+        problem = self.problem.to(dtype=self.dtype, device=self.device)
         random = Keyed(self.seed, trials=self.numbers, nodes=inner.nodes, stream=NOISE, device=self.device)
         draw, grads = 0, []
 

@@ -33,7 +33,8 @@ class Quadratic(Problem):
             )
         if not noise_std >= 0:
             raise ValueError(f"Quadratic needs noise_std >= 0; got {noise_std}.")
-        self.hessians, self.centers, self.noise_std = hessians, centers, noise_std
+        self.hessians, self.centers = hessians, centers
+        self.noise_std: float = noise_std
         self.offsets = self._times(centers)  # H_i b_i
         curvature = hessians if self.diagonal else torch.linalg.eigvalsh(hessians)
         average = hessians.mean(0)
@@ -77,6 +78,13 @@ class Quadratic(Problem):
         centers = rng.standard_normal(dim) + heterogeneity * rng.standard_normal((nodes, dim))
         tensor = torch.as_tensor(hessians, dtype=dtype).expand(nodes, *hessians.shape[1:]).contiguous()
         return cls(tensor, torch.as_tensor(centers, dtype=dtype), noise_std=noise_std)
+
+    def to(self, *, dtype: torch.dtype, device: torch.device | str) -> Quadratic:
+        """The same problem in another precision or on another device."""
+        if self.centers.dtype == dtype and self.centers.device == torch.device(device):
+            return self
+        moved = (tensor.to(dtype=dtype, device=device) for tensor in (self.hessians, self.centers))
+        return Quadratic(*moved, noise_std=self.noise_std)
 
     def _times(self, x: Tensor) -> Tensor:
         """H_i x_i."""
