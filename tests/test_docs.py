@@ -1,6 +1,8 @@
-"""Every Python block of the documents runs."""
+"""Every Python block of the documents runs, and so does every example."""
 
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -16,3 +18,10 @@ BLOCKS = [
 @pytest.mark.parametrize("block", BLOCKS)
 def test_python_block_runs(block, capsys):
     exec(compile(block, "a block of the documents", "exec"), {})  # noqa: S102
+
+
+@pytest.mark.parametrize("example", sorted(ROOT.glob("examples/*.py")), ids=lambda path: path.stem)
+def test_example_runs(example):
+    done = subprocess.run([sys.executable, example], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout

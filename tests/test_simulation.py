@@ -24,7 +24,7 @@ from perron import (
 )  # fmt: skip
 from perron.keyed import Keyed
 from perron.node import Counting, Lossy, Quantized
-from perron.problems import Quadratic
+from perron.problems import LocalLoss, Quadratic
 from perron.simulation import SimulatedNode, recorded
 
 MIXING = Mixing.random_integer(topologies.exponential(8), seed=1)
@@ -406,3 +406,41 @@ def test_histories_need_no_simulation():
     history = History(np.array([0, 1]), {"a": np.array([[1.0], [2.0]])}, np.array([0]))
     assert np.isnan(history.standard_error("a")).all()
     assert history.tail("a", 0.5)[0] == 2.0
+
+
+def test_a_local_loss_is_differentiated_for_every_node():
+    quadratic = Quadratic.random(8, 3, seed=1)
+
+    def loss(x, hessian, center):
+        return (x - center) @ hessian @ (x - center) / 2
+
+    problem = LocalLoss(loss, [quadratic.hessians, quadratic.centers], dim=3)
+    x = torch.randn(4, 8, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    assert torch.allclose(problem.local_grads(x), quadratic.local_grads(x))
+    assert torch.allclose(problem.loss(x[:, 0]), quadratic.loss(x[:, 0]))
+    assert torch.allclose(problem.full_grad(x[:, 0]), quadratic.full_grad(x[:, 0]))
+    one, other = (simulate(p, PushPull(), MIXING, lr=0.1, steps=20) for p in (problem, quadratic))
+    assert np.allclose(one["grad_norm_sq"], other["grad_norm_sq"])
+
+
+def test_minibatches_of_a_local_loss_are_unbiased_and_reproducible():
+    random = torch.Generator().manual_seed(0)
+    features, targets = (torch.randn(*shape, generator=random, dtype=torch.float64) for shape in ((8, 50, 3), (8, 50)))
+
+    def squares(x, features, targets):
+        return (features @ x - targets).square().mean() / 2
+
+    problem = LocalLoss(squares, [features, targets], dim=3, batch=5)
+    x = torch.ones(4000, 8, 3, dtype=torch.float64)
+    drawn = problem.grad(x, 3, Keyed(1, trials=4000, nodes=8))
+    exact = problem.local_grads(x[:1])
+    error = drawn.std(0) / 4000**0.5
+    assert ((drawn.mean(0) - exact[0]).abs() < 5 * error).all()
+    alone = problem.grad(x[:1], 3, Keyed(1, trials=[77], nodes=8))
+    assert torch.allclose(alone[0], drawn[77])
+    single = problem.to(dtype=torch.float32, device="cpu")
+    assert single.local_grads(x[:1].float()).dtype == torch.float32
+    for bad in (lambda: LocalLoss(squares, [], dim=3), lambda: LocalLoss(squares, [features, targets[:4]], dim=3),
+                lambda: LocalLoss(squares, [features, targets], dim=3, batch=0)):  # fmt: skip
+        with pytest.raises(ValueError, match="needs"):
+            bad()

@@ -1,5 +1,6 @@
 """Problems: local losses with what is known about them."""
 
+from perron.problems.local import LocalLoss
 from perron.problems.quadratic import Quadratic
 
-__all__ = ["Quadratic"]
+__all__ = ["LocalLoss", "Quadratic"]
