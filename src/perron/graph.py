@@ -25,6 +25,7 @@ IntArray = NDArray[np.int64]
 FloatArray = NDArray[np.float64]
 
 MAX_NODES = 10_000_000
+MAX_EDGES = 100_000_000
 BYTES_PER_NODE = 200  # a node with about ten edges, in a graph and its two mixing matrices
 
 
@@ -238,7 +239,7 @@ class Graph:
         return listed([self.label(int(node)) for node in nodes])
 
     def _checked_node(self, node: int) -> int:
-        if not 0 <= node < self.nodes:
+        if not isinstance(node, int | np.integer) or not 0 <= node < self.nodes:
             raise GraphError(f"{self.name} has nodes 0 .. {self.nodes - 1}; got node {node}.")
         return int(node)
 
@@ -247,10 +248,11 @@ class Graph:
     @classmethod
     def from_matrix(cls, matrix: Any, *, name: str = "", labels: Sequence[str] | None = None) -> Graph:
         """The underlying graph of a weight matrix: i hears j where ``matrix[i, j]`` is not zero."""
+        shape = matrix.shape if issparse(matrix) else np.shape(matrix)
+        if len(shape) != 2 or shape[0] != shape[1]:
+            raise GraphError(f"A graph needs a square matrix; got shape {shape}.")
         sparse = csr_array(matrix != 0 if issparse(matrix) else np.asarray(matrix) != 0)
-        rows, columns = sparse.shape
-        if rows != columns:
-            raise GraphError(f"A graph needs a square matrix; got shape {rows} x {columns}.")
+        rows = shape[0]
         entries = sparse.tocoo()
         pairs = np.stack([entries.col, entries.row], axis=1)
         return cls(rows, pairs, self_loops=False, name=name, labels=labels)
@@ -305,8 +307,27 @@ def check_nodes(nodes: int) -> int:
     return int(nodes)
 
 
+def check_edges(family: str, expected: float, remedy: str) -> None:
+    """Refuse a graph that would not fit into memory, before it is built."""
+    if expected > MAX_EDGES:
+        raise GraphError(
+            f"{family} would have about {expected:,.0f} edges, {expected * 40 / 1e9:,.0f} GB with its two matrices; at most "
+            f"{MAX_EDGES:,} are built. Choose {remedy}."
+        )
+
+
+def check_whole(what: str, value: object, *, low: int = 0) -> int:
+    """A whole number that is at least ``low``: for seeds, counts and node numbers."""
+    if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < low or value >= 2**63:
+        raise GraphError(f"{what} needs a whole number, at least {low}; got {value!r}.")
+    return int(value)
+
+
 def _checked_pairs(edges: Iterable[tuple[int, int]] | ArrayLike, nodes: int) -> IntArray:
-    raw = np.asarray(edges if isinstance(edges, np.ndarray) else list(edges))  # type: ignore[arg-type]
+    try:
+        raw = np.asarray(edges if isinstance(edges, np.ndarray) else list(edges))  # type: ignore[arg-type]
+    except (ValueError, TypeError):
+        raise GraphError(f"Edges are pairs of whole numbers (source, target); got {edges!r:.80}.") from None
     if raw.size == 0:
         return np.empty((0, 2), dtype=np.int64)
     if raw.ndim != 2 or raw.shape[1] != 2 or not np.issubdtype(raw.dtype, np.integer):
@@ -334,7 +355,10 @@ def _checked_labels(labels: Sequence[str] | None, nodes: int) -> tuple[str, ...]
 def _checked_positions(positions: ArrayLike | None, nodes: int) -> FloatArray | None:
     if positions is None:
         return None
-    where = np.asarray(positions, dtype=np.float64)
+    try:
+        where = np.array(positions, dtype=np.float64)
+    except (ValueError, TypeError):
+        where = np.empty(0)
     if where.shape != (nodes, 2) or not np.isfinite(where).all():
         raise GraphError(f"Positions are a finite ({nodes}, 2) array; got shape {where.shape}.")
     return _frozen(where)

@@ -12,12 +12,12 @@ from functools import cached_property
 from typing import Any, Literal
 
 import numpy as np
-from scipy.sparse import csr_array, diags_array, eye_array, issparse
+from scipy.sparse import csr_array, diags_array, issparse
 from scipy.sparse.csgraph import shortest_path
 
 from perron.balancing import balance
 from perron.errors import GraphError, MixingError, listed
-from perron.graph import Graph, IntArray
+from perron.graph import Graph, IntArray, check_whole
 from perron.stochastic import (
     TOLERANCE,
     Matrix,
@@ -204,10 +204,10 @@ matrices are row-stochastic, which lets the nodes agree, but on a wrong point. D
             raise MixingError(f"lazy weights keep a share between 0 and 1; got {keep}.")
 
         def pull(graph: Graph) -> csr_array:
-            return _with_share(rows_to_one(_links(graph)), keep)
+            return _with_share(rows_to_one(_links(graph)), keep, axis=1)
 
         def push(graph: Graph) -> csr_array:
-            return _with_share(columns_to_one(_links(graph)), keep)
+            return _with_share(columns_to_one(_links(graph)), keep, axis=0)
 
         pulls, pushes = _both(graph, push_graph)
         name = f"{_name(graph)}, lazy weights (keep {keep:g})"
@@ -232,8 +232,9 @@ matrices are row-stochastic, which lets the nodes agree, but on a wrong point. D
         >>> Mixing.random_integer(Graph(2, [(0, 1), (1, 0)]), seed=0).pull.round(3).tolist()
         [[0.571, 0.429], [0.625, 0.375]]
         """
-        if not 1 <= low <= high:
+        if not 1 <= check_whole("low", low) <= check_whole("high", high):
             raise MixingError(f"random_integer needs 1 <= low <= high; got low={low}, high={high}.")
+        check_whole("The seed of random_integer", seed)
         rng = np.random.default_rng(seed)
 
         def integers(graph: Graph) -> csr_array:
@@ -257,7 +258,7 @@ matrices are row-stochastic, which lets the nodes agree, but on a wrong point. D
 
         W[i, j] = 1 / (1 + max(degree i, degree j)) on the links, the rest of each row on the diagonal.
         """
-        edge = graph.one_way_edge()
+        edge = _one_graph(graph, "metropolis").one_way_edge()
         if edge is not None:
             raise MixingError(
                 f"Metropolis weights need an undirected graph; {graph.name} has the edge {edge} but not its reverse. "
@@ -276,7 +277,7 @@ matrices are row-stochastic, which lets the nodes agree, but on a wrong point. D
         They exist on every strongly connected graph with all self-loops, and in general where each edge lies on a
         collection of disjoint cycles through all nodes; otherwise the error names an edge that does not.
         """
-        W = balance(graph)
+        W = balance(_one_graph(graph, "balanced"))
         return cls(W, W, name=f"{graph.name}, balanced weights")
 
     @classmethod
@@ -288,7 +289,7 @@ matrices are row-stochastic, which lets the nodes agree, but on a wrong point. D
         as the trees are deep. Without ``root``, the one with the smallest sum of the two depths (for more than 2,000
         nodes: the first possible one).
         """
-        upward = (push_graph or graph).reverse()
+        upward = (push_graph or _one_graph(graph, "spanning_trees")).reverse()
         if upward.nodes != graph.nodes:
             raise MixingError(f"The two graphs need as many nodes; got {graph.nodes} and {upward.nodes}.")
         roots = np.intersect1d(graph.roots(), upward.roots())
@@ -344,11 +345,16 @@ matrices are row-stochastic, which lets the nodes agree, but on a wrong point. D
                         f"{side}: a matrix of a time-varying sequence needs a positive diagonal; node "
                         f"{np.flatnonzero(diagonal == 0)[0]} has 0. Use graph.with_self_loops()."
                     )
-                if not diagonal[self.common_roots].any():
-                    who = "diagonal entry" if self.is_strongly_connected else "diagonal entry at a common root"
+                roots = self.pull_graph.roots() if side == "pull" else self.push_graph.reverse().roots()
+                if not diagonal[roots].any():
+                    who = (
+                        "diagonal entry"
+                        if len(roots) == self.nodes
+                        else f"diagonal entry among the roots {{{listed(roots)}}}"
+                    )
                     raise MixingError(
-                        f"{side}: no positive {who} (trace 0 is not enough): the values would go round in circles and "
-                        "never settle. Give at least one node a self-loop, such as graph.with_self_loops() does."
+                        f"{side}: no positive {who}. The theory asks for one, lest the values go round in circles and never "
+                        "settle. Give at least one node a self-loop, such as graph.with_self_loops() does."
                     )
 
     def _fixed(self, side: Side, matrices: tuple[Matrix, ...]) -> Matrix:
@@ -410,7 +416,18 @@ def _union_graph(matrices: tuple[Matrix, ...], name: str) -> Graph:
 
 
 def _listed_graphs(graph: Graphs) -> list[Graph]:
-    return [graph] if isinstance(graph, Graph) else list(graph)
+    graphs = [graph] if isinstance(graph, Graph) else list(graph)
+    if not graphs or not all(isinstance(one, Graph) for one in graphs):
+        raise MixingError(f"Weights go on a Graph or a sequence of them; got {graph!r:.80}.")
+    return graphs
+
+
+def _one_graph(graph: Graphs, rule: str) -> Graph:
+    if not isinstance(graph, Graph):
+        raise MixingError(
+            f"{rule} weights go on one graph, not on a time-varying sequence; use uniform, lazy or random_integer."
+        )
+    return graph
 
 
 def _both(graph: Graphs, push_graph: Graphs | None) -> tuple[list[Graph], list[Graph]]:
@@ -426,10 +443,10 @@ def _links(graph: Graph) -> csr_array:
     return csr_array((np.ones(len(source)), (target, source)), shape=(graph.nodes, graph.nodes))
 
 
-def _with_share(matrix: csr_array, keep: float) -> csr_array:
-    """keep I + (1 - keep) matrix."""
-    lonely = matrix.shape[0] == 1
-    return csr_array(eye_array(matrix.shape[0]) * (1.0 if lonely else keep) + (1 - keep) * matrix)
+def _with_share(matrix: csr_array, keep: float, axis: int) -> csr_array:
+    """keep I + (1 - keep) matrix; a node that the matrix leaves idle keeps all."""
+    idle = matrix.sum(axis=axis) == 0
+    return csr_array(diags_array(np.where(idle, 1.0, keep)) + (1 - keep) * matrix)
 
 
 def _central(down: Graph, up: Graph, roots: IntArray) -> int:

@@ -19,13 +19,14 @@ the row-stochastic one. ``A`` may be dense or sparse; a matrix that is doubly st
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, fields
-from math import inf, isfinite, log, sqrt
+from math import exp, inf, isfinite, log, sqrt
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from scipy.linalg import eigvals
 from scipy.sparse import csc_array, csr_array, diags_array, eye_array, issparse
-from scipy.sparse.linalg import ArpackNoConvergence, LinearOperator, eigs, eigsh, splu, svds
+from scipy.sparse.linalg import ArpackNoConvergence, LinearOperator, eigs, eigsh, onenormest, splu, svds
+from threadpoolctl import threadpool_limits
 
 from perron.errors import SpectralError
 from perron.graph import FloatArray, Graph
@@ -34,6 +35,9 @@ from perron.stochastic import TOLERANCE, Matrix
 
 DENSE_UP_TO = 600  # nodes; above that sparse iterations are used
 POWER_STEPS = 3000  # power iterations before we conclude that the graph mixes too slowly for them
+REDUCE_UP_TO = 2500  # nodes; up to that a slow matrix is reduced state by state, which is exact and takes seconds
+BLOCK_ENTRIES = 8_000_000  # entries of the powers that are held at a time
+MOST_WORK = 1.5e10  # operations spent on s, some seconds, before a bound has to do
 
 
 # ---- single metrics of one stochastic matrix
@@ -43,8 +47,9 @@ def perron(matrix: Any) -> FloatArray:
     """The Perron vector pi: pi^T A = pi^T of a row-stochastic, B pi = pi of a column-stochastic matrix; sum 1.
 
     Small matrices: by state reduction without subtractions (Grassmann, Taksar & Heyman 1985), which is accurate in
-    every entry however skewed. Large ones: power iteration, or a sparse factorisation where the graph mixes too slowly
-    for that. Nodes outside the root component of a `rooted` network have weight zero.
+    every entry however skewed. Large ones: power iteration; where the graph mixes too slowly for that, state reduction
+    up to 2,500 nodes, and a sparse factorisation beyond, which is refused where it would be inaccurate.
+    Nodes outside the root component of a `rooted` network have weight zero.
 
     >>> perron([[0.5, 0.5], [0.25, 0.75]]).round(4).tolist()
     [0.3333, 0.6667]
@@ -92,11 +97,12 @@ def mixing_sum(matrix: Any, *, power: int = 1, tolerance: float = 1e-9) -> Mixin
 
     The sum is cut where the rest is provably below ``tolerance`` times the sum: with q = ||A^k - A_inf|| < 1 for some
     k, the rest is at most q/(1-q) times the last k terms, as ||A^(i+k) - A_inf|| <= q ||A^i - A_inf||. Above
-    `DENSE_UP_TO` nodes that takes too long and an upper bound is returned instead, from ||A^i - A_inf|| <=
+    `DENSE_UP_TO` nodes, or where the matrix mixes very slowly, that takes too long and an upper bound is returned
+    instead, from ||A^i - A_inf|| <=
     sqrt(kappa) beta^i.
     """
-    if power < 1:
-        raise SpectralError(f"mixing_sum needs power >= 1; got {power}.")
+    if not isinstance(power, int) or power < 1:
+        raise SpectralError(f"mixing_sum needs a whole power >= 1; got {power}.")
     rows = _row_stochastic(matrix)
     return _mixing_sum(rows, _perron(rows), power, tolerance)
 
@@ -127,6 +133,7 @@ class MatrixMetrics:
     s_is_bound: bool
     peak: float
     edges: int
+    is_rooted: bool
 
     def to_dict(self) -> dict[str, Any]:
         """Plain numbers, for JSON: an infinite value becomes None."""
@@ -180,14 +187,10 @@ def describe(mixing: Mixing) -> NetworkMetrics:
 
     A time-varying network is described by the product of its matrices over one period.
     """
-    return NetworkMetrics(
-        name=mixing.name,
-        nodes=mixing.nodes,
-        period=mixing.period,
-        pull=_metrics(mixing, "pull") if mixing.has_pull else None,
-        push=_metrics(mixing, "push") if mixing.has_push else None,
-        c=alignment(mixing) if mixing.has_pull and mixing.has_push else None,
-    )
+    pull = _metrics(mixing, "pull") if mixing.has_pull else None
+    push = _metrics(mixing, "push") if mixing.has_push else None
+    c = mixing.nodes * float(pull.perron @ push.perron) if pull and push else None
+    return NetworkMetrics(mixing.name, mixing.nodes, mixing.period, pull, push, c)
 
 
 def period_product(mixing: Mixing, side: Literal["pull", "push"]) -> Matrix:
@@ -203,24 +206,27 @@ def period_product(mixing: Mixing, side: Literal["pull", "push"]) -> Matrix:
     product: FloatArray = np.eye(mixing.nodes)
     for step in range(mixing.period):
         product = at(step) @ product
-    return product
+    # Each factor may be off by the tolerance; without this their product would be off by more.
+    return product / (product.sum(axis=1, keepdims=True) if side == "pull" else product.sum(axis=0))
 
 
 def _metrics(mixing: Mixing, side: Literal["pull", "push"]) -> MatrixMetrics:
     rows = _row_stochastic(period_product(mixing, side))
     pi = _perron(rows)
-    s = _mixing_sum(rows, pi, 1, 1e-9)
+    beta = _contraction(rows, pi)
+    s = _mixing_sum(rows, pi, 1, 1e-9, beta)
     graph = mixing.pull_graph if side == "pull" else mixing.push_graph
     return MatrixMetrics(
         perron=pi,
         rho_2=_decay_rate(rows, pi),
-        beta=_contraction(rows, pi),
+        beta=beta,
         kappa=_skewness(pi),
         s=s.value,
         s_tail=s.tail,
         s_is_bound=s.is_bound,
         peak=s.peak,
         edges=len(graph.edges),
+        is_rooted=not graph.is_strongly_connected,
     )
 
 
@@ -241,8 +247,10 @@ def _advice(network: NetworkMetrics) -> list[str]:
                 f"{name} is skewed: node {top} counts {m.kappa:.0f} times as much as node {int(np.argmin(m.perron))}. "
                 f"{'Pull' if name == 'pull' else 'Push'}-only methods need steps smaller by that; Push-Pull does not."
             )
-        if not isfinite(m.kappa):
+        if m.is_rooted:
             advice.append(f"{name} is rooted at node {top}: others count for nothing, only Push-Pull and trees work.")
+        elif not isfinite(m.kappa):
+            advice.append(f"{name} is skewed beyond double precision: some nodes count less than 1e-308 of all.")
         if m.rho_2 > 0.99:
             steps = log(10) / -log(m.rho_2) if m.rho_2 < 1 else inf
             advice.append(f"{name} mixes slowly: disagreement takes {steps:.0f} steps to fall tenfold.")
@@ -256,7 +264,10 @@ def _advice(network: NetworkMetrics) -> list[str]:
 
 def _row_stochastic(matrix: Any) -> Matrix:
     """The matrix if its rows sum to one, its transpose if its columns do."""
-    m: Matrix = matrix if issparse(matrix) else np.asarray(matrix, dtype=np.float64)
+    try:
+        m: Matrix = matrix if issparse(matrix) else np.asarray(matrix, dtype=np.float64)
+    except (TypeError, ValueError):
+        raise SpectralError(f"A stochastic matrix is an array of numbers; got {matrix!r:.80}.") from None
     if m.ndim != 2 or m.shape[0] != m.shape[1] or not m.shape[0]:
         raise SpectralError(f"A stochastic matrix is square; got shape {m.shape}.")
     ones = np.ones(m.shape[0])
@@ -308,12 +319,20 @@ def _stationary_sparse(rows: csr_array) -> FloatArray:
         pi /= pi.sum()
         if np.abs(pi - previous).sum() < 1e-15 * sqrt(n):
             return pi
+    if n <= REDUCE_UP_TO:
+        return _stationary_dense(rows)
     # The graph mixes slowly, so it is ring- or grid-like and factorises with little fill. One node's entry is fixed.
-    rest = splu(csc_array(eye_array(n - 1) - columns[1:, 1:]))
-    pi = np.concatenate([[1.0], rest.solve(columns[1:, [0]].toarray().ravel())])
-    if (pi <= 0).any() or np.abs(columns @ pi - pi).sum() > 1e-9 * pi.sum():
+    system = csc_array(eye_array(n - 1) - columns[1:, 1:])
+    factor = splu(system)
+    inverse = LinearOperator(
+        (n - 1, n - 1), matvec=factor.solve, rmatvec=lambda v: factor.solve(v, "T"), dtype=np.float64
+    )
+    condition = float(onenormest(inverse)) * float(np.abs(system).sum(axis=0).max())
+    pi = np.concatenate([[1.0], factor.solve(columns[1:, [0]].toarray().ravel())])
+    if not (condition < 1e10 and (pi > 0).all()):
         raise SpectralError(
-            f"The Perron vector of this {n}-node matrix could not be found accurately: it mixes too slowly."
+            f"The Perron vector of this {n}-node matrix cannot be found accurately in double precision (condition "
+            f"{condition:.0e}): some nodes count far too little. Up to {REDUCE_UP_TO} nodes it can."
         )
     return pi / pi.sum()
 
@@ -325,17 +344,60 @@ def _decay_rate(rows: Matrix, pi: FloatArray) -> float:
     if not issparse(rows):
         # A - 1 pi^T has the eigenvalues of A, with the one that is 1 replaced by 0.
         return float(np.abs(eigvals(rows - pi)).max())
-    columns = csr_array(rows.T)
+    # The eigenvalues of a reducible matrix are those of its diagonal blocks: of the root, and of the other components.
+    graph = Graph.from_matrix(rows)
+    sizes = np.bincount(graph.components)
+    alone = sizes[graph.components] == 1
+    found = float(np.abs(rows.diagonal()[alone & (pi == 0)]).max(initial=0.0))
+    for number in np.flatnonzero(sizes > 1):
+        nodes = np.flatnonzero(graph.components == number)
+        found = max(found, _second_modulus(csr_array(rows[nodes][:, nodes]), pi[nodes]))
+    return found
+
+
+def _second_modulus(block: csr_array, pi: FloatArray) -> float:
+    """The largest modulus among the eigenvalues of a component, without the Perron one if it is the root's (pi > 0)."""
+    n = block.shape[0]
+    if n <= DENSE_UP_TO:
+        return float(np.abs(eigvals(block.toarray() - pi)).max())
+    columns = csr_array(block.T)
     operator = LinearOperator((n, n), matvec=lambda v: columns @ v - pi * v.sum(), dtype=np.float64)
     start = np.random.default_rng(0).standard_normal(n)
-    try:
-        found = eigs(operator, k=2, ncv=80, v0=start, maxiter=40, tol=1e-6, return_eigenvectors=False)
-    except ArpackNoConvergence:
+    with threadpool_limits(1):  # the vectors are short: threads cost more than they give
+        for accuracy, steps in (
+            (1e-6, 12),
+            (1e-4, 12),
+        ):  # eigenvalues that fill a disc densely are not told apart finely
+            try:
+                found = eigs(operator, k=1, ncv=80, v0=start, maxiter=steps, tol=accuracy, return_eigenvectors=False)
+                return float(np.abs(found).max())
+            except ArpackNoConvergence:
+                continue
+        observed = _observed_decay(operator, start)
+        if observed < 0.99:
+            return observed
         # Too slow for Arnoldi, so the graph is ring- or grid-like: it factorises with little fill, and the eigenvalues
-        # that matter crowd around 1, where we look for them. The one at 1 itself is the Perron vector's.
-        found = eigs(csc_array(columns), k=8, sigma=1 + 1e-7, v0=start, tol=1e-10, return_eigenvectors=False)
-        found = np.delete(found, np.argmin(np.abs(found - 1)))
+        # that matter crowd around 1 (without self-loops, also around -1), where we look for them.
+        near = eigs(csc_array(columns), k=8, sigma=1 + 1e-7, v0=start, tol=1e-10, return_eigenvectors=False)
+        found = np.delete(near, np.argmin(np.abs(near - 1)))
+        if (block.diagonal() == 0).any():
+            far = eigs(csc_array(columns), k=4, sigma=-1 - 1e-7, v0=start, tol=1e-10, return_eigenvectors=False)
+            found = np.append(found, far)
     return float(np.abs(found).max())
+
+
+def _observed_decay(operator: LinearOperator, start: FloatArray, steps: int = 200) -> float:
+    """By how much a disagreement shrinks in a step, after many steps: good to a percent or so."""
+    vector, logarithm, half = start, 0.0, 0.0
+    for step in range(2 * steps):
+        vector = operator.matvec(vector)
+        size = float(np.linalg.norm(vector))
+        if size == 0:
+            return 0.0
+        vector, logarithm = vector / size, logarithm + log(size)
+        if step == steps - 1:
+            half = logarithm
+    return exp((logarithm - half) / steps)
 
 
 def _contraction(rows: Matrix, pi: FloatArray) -> float:
@@ -354,65 +416,66 @@ def _contraction(rows: Matrix, pi: FloatArray) -> float:
         dtype=np.float64,
     )
     start = np.random.default_rng(0).standard_normal(n)
-    try:
-        return float(svds(operator, k=1, ncv=40, v0=start, maxiter=40, tol=1e-8, return_singular_vectors=False)[0])
-    except ArpackNoConvergence:  # as in _decay_rate; the largest singular value, 1, has the singular vector sqrt(pi)
-        gram = csc_array(transposed @ scaled)
-        near_one = eigsh(gram, k=4, sigma=1 + 1e-7, v0=start, tol=1e-10, return_eigenvectors=False)
-        return sqrt(float(np.sort(near_one)[-2]))
+    with threadpool_limits(1):
+        try:
+            return float(svds(operator, k=1, ncv=40, v0=start, maxiter=40, tol=1e-8, return_singular_vectors=False)[0])
+        except ArpackNoConvergence:  # as above; the largest singular value, 1, has the singular vector sqrt(pi)
+            gram = csc_array(transposed @ scaled)
+            near_one = eigsh(gram, k=4, sigma=1 + 1e-7, v0=start, tol=1e-10, return_eigenvectors=False)
+            return sqrt(float(np.sort(near_one)[-2]))
 
 
 def _skewness(pi: FloatArray) -> float:
     return float(pi.max() / pi.min()) if pi.min() > 0 else inf
 
 
-def _mixing_sum(rows: Matrix, pi: FloatArray, power: int, tolerance: float) -> MixingSum:
-    if issparse(rows):
-        return _mixing_bound(rows, pi, power)
-    norms = _deviation_norms(np.linalg.matrix_power(rows, power), pi, tolerance)
+def _mixing_sum(rows: Matrix, pi: FloatArray, power: int, tolerance: float, beta: float | None = None) -> MixingSum:
+    norms = None if issparse(rows) else _deviation_norms(np.linalg.matrix_power(rows, power), pi, tolerance)
+    if norms is None:
+        return _mixing_bound(pi, (_contraction(rows, pi) if beta is None else beta) ** power)
     plain, squared = norms.sum(), (norms**2).sum()
     largest = norms if plain >= squared else norms**2
     return MixingSum(float(largest.sum()), _tail(largest), float(norms.max()), is_bound=False)
 
 
-def _mixing_bound(rows: Matrix, pi: FloatArray, power: int) -> MixingSum:
-    beta, kappa = _contraction(rows, pi) ** power, _skewness(pi)
+def _mixing_bound(pi: FloatArray, beta: float) -> MixingSum:
+    kappa = _skewness(pi)
     first = sqrt(len(pi)) * float(np.linalg.norm(pi))  # ||I - A_inf||, exactly
-    if not beta < 1:
+    if not (beta < 1 and isfinite(kappa)):
         return MixingSum(inf, 0.0, inf, is_bound=True)
     plain = first + sqrt(kappa) * beta / (1 - beta)
     squared = first**2 + kappa * beta**2 / (1 - beta**2)
     return MixingSum(max(plain, squared), 0.0, max(first, sqrt(kappa) * beta), is_bound=True)
 
 
-def _deviation_norms(rows: FloatArray, pi: FloatArray, tolerance: float) -> FloatArray:
-    """||A^i - A_inf|| for i = 0, 1, ... until the rest of the sum is below ``tolerance`` of it.
+def _deviation_norms(rows: FloatArray, pi: FloatArray, tolerance: float) -> FloatArray | None:
+    """||A^i - A_inf|| for i = 0, 1, ... until the rest of the sum is below ``tolerance`` of it; None if that takes too long.
 
     E_0 = I - A_inf and E_{i+1} = (A - A_inf) E_i. After a while E_i has few directions left: we then go on in an
     orthonormal basis of its range and row space, in which the matrices are small and their norms the same.
     """
-    n = len(pi)
-    step, deviation = rows - pi, np.eye(n) - pi
+    step, deviation = rows - pi, np.eye(len(pi)) - pi
     norms: list[float] = [float(np.linalg.norm(deviation, 2))]
+    work = 0.0
     while True:
-        block = []
-        for _ in range(max(16, len(norms) // 4)):
-            deviation = step @ deviation
-            block.append(deviation)
-        stack = np.stack(block)
-        largest = np.linalg.eigvalsh(stack @ stack.transpose(0, 2, 1))[:, -1]  # of E E^T: several times faster than SVD
+        size = len(deviation)
+        block = np.empty((int(np.clip(len(norms) // 4, 16, max(16, BLOCK_ENTRIES // size**2))), size, size))
+        for i in range(len(block)):
+            deviation = block[i] = step @ deviation
+        largest = np.linalg.eigvalsh(block @ block.transpose(0, 2, 1))[:, -1]  # of E E^T: several times faster than SVD
         norms.extend(np.sqrt(np.maximum(largest, 0)).tolist())
         found = np.array(norms)
         if norms[-1] <= 1e-300 or _tail(found) <= tolerance * found.sum():
             return found
-        if len(norms) > 2_000_000:
-            raise SpectralError("s does not settle within 2,000,000 powers: the matrix mixes too slowly.")
-        left, size, _ = np.linalg.svd(deviation)
-        rank = int((size > 1e-13 * size[0]).sum())
-        if rank < len(size):
+        work += len(block) * (2 * size**3 + 800 * size**2)
+        if work > MOST_WORK:
+            return None
+        left, sizes, _ = np.linalg.svd(deviation)
+        rank = int((sizes > 1e-13 * sizes[0]).sum())
+        if rank < size:
             basis = left[:, :rank]
             # The range is invariant up to rounding: step maps it into itself.
-            step, deviation = basis.T @ step @ basis, np.diag(size[:rank])
+            step, deviation = basis.T @ step @ basis, np.diag(sizes[:rank])
 
 
 def _tail(terms: FloatArray) -> float:

@@ -36,12 +36,16 @@ def as_csr(matrix: Any) -> csr_array:
     """A matrix of any kind (nested lists, array, tensor, scipy sparse) in canonical sparse form."""
     if not issparse(matrix):
         try:
-            matrix = np.asarray(matrix, dtype=np.float64)
+            matrix = matrix.detach() if hasattr(matrix, "detach") else matrix
+            matrix = np.asarray(matrix)
+            matrix = matrix if np.iscomplexobj(matrix) else matrix.astype(np.float64)
         except (TypeError, ValueError):
             raise MixingError(f"A mixing matrix is an n x n array of numbers; got {matrix!r:.80}.") from None
         if matrix.ndim != 2:
             raise MixingError(f"A mixing matrix is an n x n array of numbers; got shape {matrix.shape}.")
-    sparse = csr_array(matrix, dtype=np.float64)
+    if np.iscomplexobj(matrix):
+        raise MixingError("A mixing matrix has real weights; got complex ones.")
+    sparse = csr_array(matrix, dtype=np.float64, copy=True)  # what is checked must be ours alone
     sparse.sum_duplicates()
     sparse.eliminate_zeros()
     return sparse
@@ -54,7 +58,8 @@ def stored(matrix: csr_array) -> Matrix:
         dense: FloatArray = matrix.toarray()
         dense.flags.writeable = False
         return dense
-    matrix.data.flags.writeable = False
+    for part in (matrix.data, matrix.indices, matrix.indptr):
+        part.flags.writeable = False
     return matrix
 
 
@@ -71,7 +76,7 @@ def check_stochastic(pulls: list[csr_array], pushes: list[csr_array]) -> None:
             if off > TOLERANCE:
                 kind = "row" if axis == 1 else "column"
                 what = f"{side}: {kind} {line} sums to {total:.12g}, must be 1 within {TOLERANCE:g}."
-                raise MixingError(f"{what} {_remedy(side, matrix, axis, swapped)}")
+                raise MixingError(f"{what} {_remedy(side, matrix, axis, swapped=swapped, both=bool(pulls and pushes))}")
 
 
 def check_entries(side: str, matrix: csr_array) -> None:
@@ -96,7 +101,7 @@ def _worst(matrix: csr_array, axis: int) -> tuple[int, float, float]:
     return line, abs(float(sums[line]) - 1), float(sums[line])
 
 
-def _remedy(side: str, matrix: csr_array, axis: int, swapped: bool) -> str:
+def _remedy(side: str, matrix: csr_array, axis: int, *, swapped: bool, both: bool) -> str:
     if swapped:
         return "pull is column-stochastic and push is row-stochastic: the two are swapped."
     kind = "row" if axis == 1 else "column"
@@ -104,7 +109,5 @@ def _remedy(side: str, matrix: csr_array, axis: int, swapped: bool) -> str:
         return f"Divide each {kind} by its sum. ([i, j] is what node i takes from node j.)"
     other = "column" if axis == 1 else "row"
     wrong = "lets the nodes agree, but on a wrong point" if side == "push" else "keeps the nodes from agreeing"
-    return (
-        f"Its {other}s do sum to one: both matrices are {other}-stochastic, which {wrong}. "
-        f"Divide each {kind} by its sum instead."
-    )
+    found = f"both matrices are {other}-stochastic, which {wrong}" if both else f"it is {other}-stochastic"
+    return f"Its {other}s do sum to one: {found}. Divide each {kind} by its sum instead."

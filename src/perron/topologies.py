@@ -15,7 +15,7 @@ import numpy as np
 from scipy.spatial import KDTree
 
 from perron.errors import GraphError
-from perron.graph import FloatArray, Graph, IntArray, check_nodes
+from perron.graph import FloatArray, Graph, IntArray, check_edges, check_nodes, check_whole
 
 MAX_DRAWS = 1000  # fewer on large graphs, where one draw takes long: at least 10, and about a million nodes in all
 
@@ -80,6 +80,8 @@ def random(n: int, *, probability: float = 1 / 3, seed: int = 0) -> Graph:
     _check_probability("random", probability)
     check_nodes(n)
 
+    check_edges(f"random({n}, probability={probability:.4g})", n * (n - 1.0) * probability, "a smaller probability")
+
     def draw(rng: np.random.Generator) -> tuple[IntArray, None]:
         # The number of links is binomial, and given it every set of pairs is equally likely.
         pairs = n * (n - 1) // 2
@@ -104,6 +106,7 @@ def geometric(n: int, *, radius: float = 0.5, seed: int = 0) -> Graph:
     if not radius > 0:
         raise GraphError(f"geometric(n, radius) needs a positive radius; got {radius}.")
     check_nodes(n)
+    check_edges(f"geometric({n}, radius={radius:.4g})", n * (n - 1.0) * min(1.0, pi * radius**2), "a smaller radius")
 
     def draw(rng: np.random.Generator) -> tuple[IntArray, FloatArray]:
         points = rng.random((n, 2))
@@ -123,7 +126,8 @@ def nearest_neighbor(n: int, *, neighbors: int = 3, seed: int = 0) -> Graph:
     True
     """
     check_nodes(n)
-    if not 1 <= neighbors < max(n, 2):
+    check_whole("neighbors", neighbors, low=1)
+    if neighbors >= n:
         raise GraphError(f"nearest_neighbor(n, neighbors) needs 1 <= neighbors < n; got n={n}, neighbors={neighbors}.")
 
     def draw(rng: np.random.Generator) -> tuple[IntArray, FloatArray]:
@@ -141,7 +145,7 @@ def nearest_neighbor(n: int, *, neighbors: int = 3, seed: int = 0) -> Graph:
 def chordal_ring(n: int) -> Graph:
     """Directed ring with two shortcuts, n/4 -> 0 and 3n/4 -> n/2: the authors' "ring" (in their direction).
 
-    In the authors' code node i hears i+1, so this ring runs downwards. Below n = 8 the shortcuts are ring edges.
+    In the authors' code node i hears i+1, so this ring runs downwards. For n = 4 and 5 the shortcuts are ring edges.
     """
     check_nodes(n)
     node = np.arange(n)
@@ -201,6 +205,10 @@ def random_digraph(n: int, *, probability: float = 1 / 3, seed: int = 0) -> Grap
     _check_probability("random_digraph", probability)
     check_nodes(n)
 
+    check_edges(
+        f"random_digraph({n}, probability={probability:.4g})", n * (n - 1.0) * probability, "a smaller probability"
+    )
+
     def draw(rng: np.random.Generator) -> tuple[IntArray, None]:
         pairs = n * (n - 1)
         chosen = rng.choice(pairs, rng.binomial(pairs, probability), replace=False, shuffle=False)
@@ -221,7 +229,7 @@ def random_k_out(n: int, *, k: int | None = None, seed: int = 0) -> Graph:
     {4}
     """
     check_nodes(n)
-    out = ceil(log2(n)) if k is None else k
+    out = ceil(log2(n)) if k is None else check_whole("k", k)
     if not 0 <= out < n or (out == 0 and n > 1):
         raise GraphError(f"random_k_out(n, k) needs 1 <= k < n; got n={n}, k={k}.")
 
@@ -238,7 +246,7 @@ def equitopo(n: int, *, degree: int | None = None, seed: int = 0) -> Graph:
     degree is ceil(log2 n), that of the exponential graph.
     """
     check_nodes(n)
-    shifts = ceil(log2(n)) if degree is None else degree
+    shifts = ceil(log2(n)) if degree is None else check_whole("degree", degree)
     if not 0 <= shifts < n or (shifts == 0 and n > 1):
         raise GraphError(f"equitopo(n, degree) needs 1 <= degree < n; got n={n}, degree={degree}.")
 
@@ -267,7 +275,8 @@ def one_peer_exponential(n: int) -> tuple[Graph, ...]:
 
 def complete(n: int) -> Graph:
     """Complete graph: everybody hears everybody; uniform weights average exactly in one step."""
-    return _circulant(n, range(1, check_nodes(n)), name=f"complete({n})")
+    check_edges(f"complete({n})", n * (check_nodes(n) - 1.0), "fewer nodes, or equitopo(n)")
+    return _circulant(n, range(1, n), name=f"complete({n})")
 
 
 def star(n: int) -> Graph:
@@ -298,8 +307,7 @@ def hypercube(n: int) -> Graph:
 def tree(n: int, *, branching: int = 2) -> Graph:
     """Undirected B-ary tree with root 0: node i hangs on (i-1) // branching (You & Pu's B-ary tree)."""
     check_nodes(n)
-    if branching < 1:
-        raise GraphError(f"tree(n, branching) needs branching >= 1; got {branching}.")
+    check_whole("branching", branching, low=1)
     child = np.arange(1, n)
     edges = _both_ways((child - 1) // branching, child)
     return Graph(n, edges, name=f"tree({n}, branching={branching})", positions=_tree_positions(n, branching))
@@ -332,7 +340,8 @@ def _circulant(n: int, shifts: Sequence[int] | range, *, name: str) -> Graph:
 
 def _shift_register(n: int, degree: int, target: Callable[[IntArray, IntArray], IntArray], family: str) -> Graph:
     check_nodes(n)
-    if not 2 <= degree < max(n, 3):
+    check_whole("degree", degree, low=2)
+    if degree >= max(n, 3):
         raise GraphError(f"{family}(n, degree) needs 2 <= degree < n; got n={n}, degree={degree}.")
     source, digit = np.repeat(np.arange(n), degree), np.tile(np.arange(degree), n)
     return Graph(n, np.stack([source, target(source, digit) % n], axis=1), name=f"{family}({n}, degree={degree})")
@@ -346,8 +355,7 @@ def _connected(
     remedy: str,
 ) -> Graph:
     """Draw until strongly connected; draw number k of a seed is always the same."""
-    if seed < 0:
-        raise GraphError(f"{name} needs a seed >= 0.")
+    check_whole(f"The seed of {name}", seed)
     draws = max(10, min(MAX_DRAWS, 1_000_000 // n))
     for attempt in range(draws):
         edges, positions = draw(np.random.default_rng([seed, attempt]))
@@ -360,6 +368,10 @@ def _connected(
 
 def _others(n: int, k: int, rng: np.random.Generator) -> IntArray:
     """For each of n nodes k different other nodes, uniformly: draw, find repeats, draw those rows again."""
+    if k * k > n:  # most rows would have repeats: take the k smallest of n - 1 random keys instead
+        rows = [rng.random(n - 1).argpartition(k - 1)[:k] if k else np.empty(0, dtype=np.int64) for _ in range(n)]
+        picked = np.array(rows, dtype=np.int64).reshape(n, k)
+        return picked + (picked >= np.arange(n)[:, None])
     chosen = rng.integers(0, n - 1, size=(n, k)) if n > 1 else np.empty((1, 0), dtype=np.int64)
     while len(again := np.flatnonzero((np.diff(np.sort(chosen, axis=1), axis=1) == 0).any(axis=1))):
         chosen[again] = rng.integers(0, n - 1, size=(len(again), k))
@@ -385,7 +397,7 @@ def _sides(n: int, rows: int | None, family: str) -> tuple[int, int]:
                 f"For another shape say {family}(n, rows=...)."
             )
         return side, side
-    if rows < 1 or n % rows:
+    if n % check_whole("rows", rows, low=1):
         raise GraphError(f"{family}(n, rows) needs a number of rows that divides n; got n={n}, rows={rows}.")
     return rows, n // rows
 
