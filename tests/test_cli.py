@@ -106,7 +106,7 @@ def test_list_of_topologies():
         (("graph", "random", "--set", "probability=x"), "--set takes KEY=NUMBER"),
         (("graph", "random", "--set", "probability"), "--set takes KEY=NUMBER"),
         (("graph", "ring", "--nodes", "1000000000"), "would need about"),
-        (("graph", "nowhere.csv"), "no file nowhere.csv"),
+        (("graph", "nowhere.csv"), "Cannot read nowhere.csv: No such file or directory"),
         (("graph", "ring", "--draw", "ring.bmp"), "one of .png, .pdf, .svg"),
         (("graph", "ring", "--nodes", "500", "--draw", "ring.png"), "at most 400 nodes"),
         (("graph", "ring", "--weights", "metropolis"), "need an undirected graph"),

@@ -237,7 +237,7 @@ def test_rooted_networks():
     with pytest.raises(MixingError, match=r"along pull: \{0\}; nodes that all others reach along push: \{1\}"):
         Mixing(pull=pull, push=push, connected="rooted")
     aside = [[0, 0, 1], [0, 0.5, 0.5], [1, 0, 0]]  # the only self-loop is off the root component {0, 2}
-    with pytest.raises(MixingError, match="no positive diagonal entry at a common root"):
+    with pytest.raises(MixingError, match="no positive diagonal entry among the roots"):
         Mixing(pull=aside, push=B, connected="rooted")
     with pytest.raises(MixingError, match="'strongly' or 'rooted'; got 'weakly'"):
         Mixing(pull=pull, connected="weakly")

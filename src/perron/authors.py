@@ -17,7 +17,7 @@ from scipy.spatial.distance import cdist
 
 from perron import topologies
 from perron.errors import GraphError
-from perron.graph import FloatArray, Graph, IntArray, check_nodes
+from perron.graph import FloatArray, Graph, IntArray, check_edges, check_nodes, check_whole
 from perron.mixing import Mixing
 
 SEED = 42
@@ -25,25 +25,25 @@ SEED = 42
 
 def exponential(n: int, *, seed: int = SEED) -> Mixing:
     """Node i hears i + 2^k (mod n), k = 0, 1, ...; weights 1..2."""
+    draws = _stream(n, seed).randint(1, 3, size=(n, n))  # drawn for all entries, used on the edges
     pattern = topologies.exponential(n).reverse().adjacency().toarray()
-    draws = np.random.RandomState(seed).randint(1, 3, size=(n, n))  # drawn for all entries, used on the edges
     return _normalized(pattern * draws, "exponential")
 
 
 def grid(n: int, *, seed: int = SEED) -> Mixing:
     """Undirected square grid; weights 1..2."""
-    return _weighted(topologies.undirected_grid(n), np.random.RandomState(seed), 2, "grid")
+    return _weighted(topologies.undirected_grid(n), _stream(n, seed), 2, "grid")
 
 
 def ring(n: int, *, seed: int = SEED) -> Mixing:
     """Ring with the two chords of `topologies.chordal_ring`; weights 1..2."""
-    return _weighted(topologies.chordal_ring(n), np.random.RandomState(seed), 2, "ring")
+    return _weighted(topologies.chordal_ring(n), _stream(n, seed), 2, "ring")
 
 
 def random(n: int, *, seed: int = SEED) -> Mixing:
     """Undirected random graph, each pair with probability 1/3; weights 1..3."""
     check_nodes(n)
-    stream = np.random.RandomState(seed)
+    stream = _stream(n, seed)
     low, high = np.triu_indices(n, k=1)
     linked = stream.rand(len(low)) < 1 / 3
     return _weighted(_undirected(n, low[linked], high[linked]), stream, 3, "random")
@@ -53,7 +53,7 @@ def geometric(n: int, *, seed: int = SEED) -> Mixing:
     """Undirected geometric graph: points in a 10 x 10 square, linked within distance 5; weights 1..3; n >= 6."""
     if check_nodes(n) < 6:
         raise GraphError(f"The authors' geometric generator needs n >= 6; got n={n}.")
-    stream = np.random.RandomState(seed)
+    stream = _stream(n, seed)
     points = stream.rand(n, 2) * 10
     low, high = np.nonzero(np.triu(cdist(points, points) <= 5, k=1))
     graph = _undirected(n, low, high, points)
@@ -66,7 +66,7 @@ def nearest_neighbor(n: int, *, seed: int = SEED) -> Mixing:
     """Undirected nearest-neighbour graph: points in a 10 x 10 square, each linked with its nearest 3; weights 1..3."""
     if check_nodes(n) < 4:
         raise GraphError(f"The authors' nearest-neighbour generator (3 neighbours) needs n >= 4; got n={n}.")
-    stream = np.random.RandomState(seed)
+    stream = _stream(n, seed)
     points = stream.rand(n, 2) * 10
     nearest = np.argsort(cdist(points, points), axis=1)[:, 1:4]
     graph = _undirected(n, np.repeat(np.arange(n), 3), nearest.ravel(), points)
@@ -76,6 +76,14 @@ def nearest_neighbor(n: int, *, seed: int = SEED) -> Mixing:
 NAMES: dict[str, Callable[..., Mixing]] = {
     function.__name__: function for function in (exponential, grid, ring, random, geometric, nearest_neighbor)
 }
+
+
+def _stream(n: int, seed: int) -> np.random.RandomState:
+    """NumPy's legacy generator, from which the authors draw; their generators build dense matrices."""
+    check_edges("The authors' dense matrix", float(check_nodes(n)) ** 2, "the same topology from perron.topologies")
+    if check_whole("The authors' seed", seed) >= 2**32:
+        raise GraphError(f"NumPy's legacy generator takes seeds below 2^32; got {seed}.")
+    return np.random.RandomState(seed)
 
 
 def _undirected(n: int, low: IntArray, high: IntArray, positions: FloatArray | None = None) -> Graph:

@@ -31,16 +31,32 @@ def main() -> None:
     """Run the command line; an error that perron foresaw is one line, without a traceback."""
     try:
         app()
-    except PerronError as error:
+    except (PerronError, MemoryError) as error:
         if _debug:
             raise
-        sys.stderr.write(f"perron: {error}\n")
+        said = (
+            str(error)
+            if isinstance(error, PerronError)
+            else "this does not fit into memory. Choose fewer nodes or edges."
+        )
+        sys.stderr.write(f"perron: {' '.join(said.split())}\n")
         sys.exit(1)
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        from perron import __version__
+
+        sys.stdout.write(f"perron {__version__}\n")
+        raise typer.Exit
 
 
 @app.callback()
 def _options(
     debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
+    version: Annotated[  # noqa: ARG001
+        bool, typer.Option("--version", help="Show the version and stop.", callback=_show_version, is_eager=True)
+    ] = False,
 ) -> None:
     global _debug  # noqa: PLW0603
     _debug = debug
@@ -52,7 +68,9 @@ def graph(
         str | None,
         typer.Argument(metavar="NAME|FILE", help="A topology, or a .graphml, .edges, .csv or .npz file."),
     ] = None,
-    nodes: Annotated[int, typer.Option("--nodes", "-n", help="How many nodes (of a named topology).")] = 16,
+    nodes: Annotated[
+        int | None, typer.Option("--nodes", "-n", help="How many nodes, of a named topology (default 16).")
+    ] = None,
     weights: Annotated[
         str | None,
         typer.Option(
@@ -60,7 +78,9 @@ def graph(
             "spanning_trees, authors; or file (the default for files with weights)."
         ),
     ] = None,
-    seed: Annotated[int, typer.Option(help="Seed of random topologies and of random weights.")] = 0,
+    seed: Annotated[
+        int | None, typer.Option(help="Seed of random topologies and of random weights (default 0).")
+    ] = None,
     option: Annotated[
         list[str] | None,
         typer.Option("--set", metavar="KEY=VALUE", help="An option of the topology, as probability=0.5."),
@@ -69,6 +89,7 @@ def graph(
         Path | None,
         typer.Option(metavar="FILE", help="The push matrix, if NAME|FILE is the pull matrix alone."),
     ] = None,
+    power: Annotated[int, typer.Option(metavar="M", help="Also show s of A^m and B^m.")] = 1,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     picture: Annotated[
         Path | None, typer.Option("--draw", metavar="FILE", help="Draw it (.png, .pdf or .svg).")
@@ -91,9 +112,11 @@ def graph(
     if picture:
         notes.append(f"drawn in {plots.draw(drawn, picture)}")
     metrics = spectral.describe(mixing)
+    powers = _sums_of_powers(mixing, power)
+    notes += [f"{name} = {value:.4g}" for name, value in powers.items()]
     if as_json:
         shape = {"edges": max(m.edges for m in (metrics.pull, metrics.push) if m), "notes": notes}
-        sys.stdout.write(json.dumps(metrics.to_dict() | shape | {"advice": metrics.advice()}) + "\n")
+        sys.stdout.write(json.dumps(metrics.to_dict() | powers | shape | {"advice": metrics.advice()}) + "\n")
     else:
         _print_metrics(metrics, notes)
 
@@ -172,12 +195,12 @@ def demo(
         raise FileError(f"Cannot make the directory {out}: {error.strerror}.") from None
     for name, built in graphs.items():
         files.write_graph(built, out / f"{name}.graphml")
-    console.print(f"Picture: {plots.draw_all(graphs, out / 'topologies.png')}", soft_wrap=True)
-    console.print(f"Graph files: {out}/*.graphml", soft_wrap=True)
+    console.print(f"Picture: {plots.draw_all(graphs, out / 'topologies.png')}", soft_wrap=True, markup=False)
+    console.print(f"Graph files: {out}/*.graphml", soft_wrap=True, markup=False)
 
 
 def _network(
-    network: str, nodes: int, weights: str | None, seed: int, options: dict[str, Any], push: Path | None
+    network: str, nodes: int | None, weights: str | None, seed: int | None, options: dict[str, Any], push: Path | None
 ) -> tuple[Graph | tuple[Graph, ...], Mixing, list[str]]:
     """What the arguments of ``perron graph`` name: what to draw, the network, and remarks."""
     from perron import authors, topologies
@@ -186,26 +209,50 @@ def _network(
     if push is not None:
         from perron.files import read_matrix
 
+        _refuse("a file with --push", nodes=nodes, weights=weights, seed=seed, set=options or None)
         mixing = Mixing(pull=read_matrix(network), push=read_matrix(push), name=f"{network}, {push}")
         return mixing.pull_graph, mixing, []
     if "." in network or "/" in network:
+        _refuse("a file", nodes=nodes, set=options or None)
         return _from_file(Path(network), weights, seed)
     family = _choice(network, topologies.NAMES, "topology", "perron graph --list")
+    nodes = 16 if nodes is None else nodes
     if weights == "authors":
-        mixing = _call(_choice(network, authors.NAMES, "released network", "perron graph --list"), nodes, options)
+        family = _choice(network, authors.NAMES, "released network", "perron graph --list")
+        mixing = _call(family, nodes, ({} if seed is None else {"seed": seed}) | options)
         return mixing.pull_graph, mixing, []
     if "seed" in _parameters(family):
-        options = {"seed": seed} | options
+        options = {"seed": seed or 0} | options
     built = _call(family, nodes, options)
     notes = [built.note] if not isinstance(built, tuple) and built.note else []
     return built, _weighted(built, weights or "random_integer", seed), notes
 
 
-def _from_file(path: Path, weights: str | None, seed: int) -> tuple[Graph, Mixing, list[str]]:
+def _sums_of_powers(mixing: Mixing, power: int) -> dict[str, float]:
+    """s_{A^m} and s_{B^m}, if m is not 1."""
+    from perron import spectral
+
+    found = {}
+    if power != 1 and mixing.has_pull:
+        found[f"s_A^{power}"] = spectral.mixing_sum(spectral.period_product(mixing, "pull"), power=power).value
+    if power != 1 and mixing.has_push:
+        found[f"s_B^{power}"] = spectral.mixing_sum(spectral.period_product(mixing, "push"), power=power).value
+    return found
+
+
+def _refuse(what: str, **options: object) -> None:
+    """Refuse options that would be ignored."""
+    for name, value in options.items():
+        if value is not None:
+            raise PerronError(f"--{name} does not go with {what}; leave it out.")
+
+
+def _from_file(path: Path, weights: str | None, seed: int | None) -> tuple[Graph, Mixing, list[str]]:
     from perron.files import holds_mixing, read_graph, read_matrix, read_mixing
     from perron.mixing import Mixing
 
     if holds_mixing(path):
+        _refuse("a file that holds both matrices", weights=weights, seed=seed)
         mixing = read_mixing(path)
         return (mixing.pull_graph if mixing.has_pull else mixing.push_graph), mixing, []
     graph, matrix, notes = read_graph(path), read_matrix(path), []
@@ -220,15 +267,16 @@ def _from_file(path: Path, weights: str | None, seed: int) -> tuple[Graph, Mixin
             notes[-1] += ", of weight 1"
             matrix = matrix + eye_array(graph.nodes)
     if weights == "file":
+        _refuse("the file's own weights", seed=seed)
         return graph, Mixing.normalized(matrix, name=f"{path.name}, its own weights"), notes
     return graph, _weighted(graph, weights, seed), notes
 
 
-def _weighted(graph: Graph | tuple[Graph, ...], weights: str, seed: int) -> Mixing:
+def _weighted(graph: Graph | tuple[Graph, ...], weights: str, seed: int | None) -> Mixing:
     from perron.mixing import RULES
 
     rule = _choice(weights, RULES, "weight rule", "perron graph --help")
-    return rule(graph, **({"seed": seed} if "seed" in _parameters(rule) else {}))
+    return rule(graph, **({"seed": seed or 0} if "seed" in _parameters(rule) else {}))
 
 
 def _choice(name: str, among: dict[str, Callable[..., Any]], kind: str, where: str) -> Callable[..., Any]:
@@ -283,11 +331,12 @@ def _list_topologies() -> None:
 def _print_metrics(metrics: Any, notes: list[str]) -> None:
     from rich.console import Console
     from rich.table import Table
+    from rich.text import Text
 
     title = f"{metrics.name}: {metrics.nodes} nodes"
     if metrics.period > 1:
         title += f"; metrics of the product over its period of {metrics.period} steps"
-    table = Table("", "", title=title)
+    table = Table("", "", title=Text(title))
     table.add_column("pull (A)", justify="right")
     table.add_column("push (B)", justify="right")
     for row in metrics.rows():

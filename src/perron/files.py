@@ -13,16 +13,19 @@ Nothing is ever unpickled.
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import io
 import json
 import os
 import re
 import zipfile
+import zlib
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
-from xml.etree.ElementTree import ParseError
+from xml.etree.ElementTree import ParseError, fromstring
 
 import numpy as np
 from scipy.sparse import csr_array
@@ -33,6 +36,7 @@ from perron.mixing import Mixing
 
 EDGE_LISTS = (".edges", ".edgelist", ".txt")
 SUFFIXES = (".graphml", *EDGE_LISTS, ".csv", ".npz")
+KINDS = ("graph", "node", "edge")  # elements of GraphML
 MAX_UNPACKED = 4 * 2**30  # bytes; what an .npz may unpack to
 
 
@@ -89,7 +93,7 @@ def read_mixing(path: str | Path) -> Mixing:
 def write_mixing(mixing: Mixing, path: str | Path) -> Path:
     """Write both matrices of a network, time-varying ones too, to an .npz."""
     path = Path(path)
-    if path.suffix != ".npz":
+    if path.suffix.lower() != ".npz":
         raise FileError(f"A mixing is written to an .npz file; got {path}. For one matrix use write_matrix.")
     pulls, pushes = mixing.sequences
     about = {
@@ -110,7 +114,7 @@ def write_mixing(mixing: Mixing, path: str | Path) -> Path:
 
 def holds_mixing(path: str | Path) -> bool:
     """Whether a file is one that `write_mixing` wrote."""
-    return Path(path).suffix == ".npz" and "perron_mixing" in _read_npz(Path(path))
+    return Path(path).suffix.lower() == ".npz" and "perron_mixing" in _read_npz(Path(path))
 
 
 def write_bytes(path: str | Path, content: bytes) -> Path:
@@ -124,7 +128,8 @@ def write_bytes(path: str | Path, content: bytes) -> Path:
             os.fsync(file.fileno())
         part.replace(path)
     except OSError as error:
-        part.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            part.unlink()
         raise FileError(f"Cannot write {path} ({len(content):,} bytes): {error.strerror or error}.") from None
     directory = os.open(path.parent, os.O_RDONLY)
     try:
@@ -138,39 +143,42 @@ def write_bytes(path: str | Path, content: bytes) -> Path:
 
 
 def _read(path: Path) -> _Weights:
-    _check_suffix(path)
-    if not path.is_file():
-        raise FileError(f"There is no file {path}.")
+    suffix = _check_suffix(path)
     try:
-        if path.suffix == ".npz":
+        if suffix == ".npz":
             return _from_npz(path)
-        if path.suffix == ".graphml":
+        if suffix == ".graphml":
             return _from_graphml(path)
-        return _from_csv(path) if path.suffix == ".csv" else _from_edge_list(path)
+        return _from_csv(path) if suffix == ".csv" else _from_edge_list(path)
     except GraphError as error:
         raise FileError(f"{path}: {error}") from None
 
 
 def _write(path: Path, matrix: csr_array, labels: Sequence[str] | None) -> Path:
-    _check_suffix(path)
-    if path.suffix == ".npz":
+    suffix = _check_suffix(path)
+    if matrix.shape[0] != matrix.shape[1] or not np.isfinite(matrix.data).all() or (matrix.data < 0).any():
+        raise FileError(f"{path}: a network is a square matrix of finite weights that are not negative.")
+    if suffix == ".npz":
         parts = {part: getattr(matrix, part) for part in ("data", "indices", "indptr")}
         names = {"labels": np.array(labels)} if labels else {}
         return write_bytes(path, _packed(parts | names | {"format": np.array("csr"), "shape": np.array(matrix.shape)}))
-    to = _to_graphml if path.suffix == ".graphml" else _to_csv if path.suffix == ".csv" else _to_edge_list
+    to = _to_graphml if suffix == ".graphml" else _to_csv if suffix == ".csv" else _to_edge_list
     return write_bytes(path, to(matrix, labels).encode())
 
 
-def _check_suffix(path: Path) -> None:
-    if path.suffix not in SUFFIXES:
+def _check_suffix(path: Path) -> str:
+    if path.suffix.lower() not in SUFFIXES:
         raise FileError(
             f"{path} has the suffix {path.suffix or '(none)'!r}; a network is in one of {', '.join(SUFFIXES)}."
         )
+    return path.suffix.lower()
 
 
 def _text(path: Path) -> str:
     try:
         text = path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise FileError(f"Cannot read {path}: {error.strerror or error}.") from None
     except UnicodeDecodeError as error:
         raise FileError(f"{path} is not UTF-8 text (byte {error.start}). Save it as UTF-8.") from None
     if "\0" in text:
@@ -198,7 +206,7 @@ def _from_edge_list(path: Path) -> _Weights:
         body, _, comment = line.partition("#")
         if header := re.fullmatch(r"\s*(nodes|labels):\s*(.+)", comment):
             if header[1] == "nodes":
-                nodes = check_nodes(_whole(header[2].strip(), where))
+                nodes = check_nodes(_whole(header[2].strip(), where, "a number of nodes"))
             else:
                 labels = _label_header(header[2], where)
         tokens = body.replace(",", " ").split()
@@ -212,15 +220,17 @@ def _from_edge_list(path: Path) -> _Weights:
         edge = (_whole(tokens[0], where), _whole(tokens[1], where))
         if edge in seen:
             raise FileError(f"{where}: edge {edge[0]} {edge[1]} stands in line {seen[edge]} already.")
-        for node in edge:
-            if nodes is not None and node >= nodes:
-                raise FileError(f"{where}: unknown node {node}; the file says there are {nodes}, numbered from 0.")
         seen[edge] = number
         weights.append(_weight(tokens[2], where) if len(tokens) == 3 else 1.0)
     if nodes is None:
         if not seen:
             raise FileError(f"{path} holds no edges. A line is 'source target' or 'source target weight'.")
         nodes = check_nodes(1 + max(max(edge) for edge in seen))
+    for edge, number in seen.items():
+        if max(edge) >= nodes:
+            raise FileError(
+                f"{path}:{number}: unknown node {max(edge)}; the file says there are {nodes}, numbered from 0."
+            )
     pairs = np.array(list(seen), dtype=np.int64).reshape(-1, 2)
     return _Weights(_matrix(nodes, pairs[:, 0], pairs[:, 1], weights), labels)
 
@@ -246,10 +256,10 @@ def _label_header(text: str, where: str) -> list[str]:
     return labels
 
 
-def _whole(token: str, where: str) -> int:
+def _whole(token: str, where: str, what: str = "a node") -> int:
     if not re.fullmatch(r"[0-9]{1,18}", token):
         raise FileError(
-            f"{where}: {token!r:.80} is not a node; nodes are whole numbers from 0. For names use .graphml or .csv."
+            f"{where}: {token!r:.80} is not {what}; nodes are whole numbers from 0. For names use .graphml or .csv."
         )
     return int(token)
 
@@ -282,16 +292,15 @@ def _from_csv(path: Path) -> _Weights:
                 raise FileError(f"{path}:{number}: row {row[0]!r:.80} stands where {wanted} was expected.")
         lines = [(number, row[1:]) for number, row in lines]
     nodes = len(lines)
-    matrix = np.zeros((nodes, nodes)) if check_nodes(nodes or 1) else np.zeros((0, 0))
-    for i, (number, row) in enumerate(lines):
-        if len(row) != nodes or (labels is not None and len(labels) != nodes):
-            raise FileError(
-                f"{path}:{number}: a matrix with {nodes} rows needs {nodes} columns; this row has {len(row)}."
-            )
-        matrix[i] = [_weight(cell.strip(), f"{path}:{number}") for cell in row]
     if not nodes:
         raise FileError(f"{path} holds names but no rows.")
-    return _Weights(csr_array(matrix), labels)
+    for number, row in lines:
+        if len(row) != nodes or (labels is not None and len(labels) != nodes):
+            raise FileError(
+                f"{path}:{number}: a matrix with {nodes} rows needs {nodes} columns; this row has {len(row)}. A list of edges "
+                "goes into an .edges file."
+            )
+    return _Weights(csr_array([[_weight(cell.strip(), f"{path}:{n}") for cell in row] for n, row in lines]), labels)
 
 
 def _to_csv(matrix: csr_array, labels: Sequence[str] | None) -> str:
@@ -318,16 +327,14 @@ def _from_graphml(path: Path) -> _Weights:
             f"{path} declares a document type or entities (<!...); GraphML needs none, and they are refused."
         )
     try:
+        _check_graphml(text, path)
         graph: Any = nx.parse_graphml(text)
+    except FileError:
+        raise
     except ParseError as error:
         raise FileError(f"{path}:{error.position[0]}: not well-formed XML: {error}.") from None
     except (nx.NetworkXError, ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
         raise FileError(f"{path} is not GraphML that can be read: {error}.") from None
-    if graph.is_multigraph():
-        source, target = next((s, t) for s, t, key in graph.edges(keys=True) if key != 0)
-        raise FileError(f"{path}: edge {source} -> {target} stands there more than once.")
-    if not len(graph):
-        raise FileError(f"{path} holds no nodes.")
     names = [str(node) for node in graph.nodes]
     number = {node: i for i, node in enumerate(graph.nodes)}
     edges = []
@@ -339,6 +346,28 @@ def _from_graphml(path: Path) -> _Weights:
     sources, targets, weights = np.array(edges, dtype=np.float64).reshape(-1, 3).T
     matrix = _matrix(len(names), sources.astype(np.int64), targets.astype(np.int64), weights)
     return _Weights(matrix, None if names == [str(i) for i in range(len(names))] else names)
+
+
+def _check_graphml(text: str, path: Path) -> None:
+    """What networkx would silently mend: more than one graph, nodes and edges that repeat, ends that no node has."""
+    parts = {kind: [e for e in fromstring(text).iter() if e.tag.rpartition("}")[2] == kind] for kind in KINDS}  # noqa: S314
+    if len(parts["graph"]) != 1:
+        raise FileError(
+            f"{path} is not GraphML that can be read: it holds {len(parts['graph'])} graphs instead of one."
+        )
+    nodes = [node.get("id") for node in parts["node"]]
+    edges = [(edge.get("source"), edge.get("target")) for edge in parts["edge"]]
+    if not nodes:
+        raise FileError(f"{path} holds no nodes.")
+    for name, count in Counter(nodes).items():
+        if count > 1 or name is None:
+            raise FileError(f"{path}: node {name!r:.80} stands there {count} times; every node needs an id of its own.")
+    known, undirected = set(nodes), parts["graph"][0].get("edgedefault") == "undirected"
+    for (source, target), count in Counter(min(e, e[::-1], key=str) if undirected else e for e in edges).items():
+        if source not in known or target not in known:
+            raise FileError(f"{path}: edge {source} -> {target} has an end that is no node of the file.")
+        if count > 1:
+            raise FileError(f"{path}: edge {source} -> {target} stands there more than once.")
 
 
 def _to_graphml(matrix: csr_array, labels: Sequence[str] | None) -> str:
@@ -362,8 +391,6 @@ def _entries(matrix: csr_array) -> Iterator[tuple[int, int, float]]:
 
 
 def _read_npz(path: Path) -> dict[str, Any]:
-    if not path.is_file():
-        raise FileError(f"There is no file {path}.")
     try:
         with zipfile.ZipFile(path) as archive:
             unpacked = sum(member.file_size for member in archive.infolist())
@@ -373,9 +400,11 @@ def _read_npz(path: Path) -> dict[str, Any]:
                 )
         with np.load(path, allow_pickle=False) as arrays:
             return {key: arrays[key] for key in arrays}
-    except (zipfile.BadZipFile, ValueError, EOFError, OSError, KeyError, NotImplementedError) as error:
-        if isinstance(error, FileError):
-            raise
+    except FileError:
+        raise
+    except OSError as error:
+        raise FileError(f"Cannot read {path}: {error.strerror or error}.") from None
+    except (zipfile.BadZipFile, zlib.error, ValueError, EOFError, KeyError, NotImplementedError, MemoryError) as error:
         raise FileError(f"{path} is not an .npz file that can be read: {error}.") from None
 
 
@@ -386,9 +415,11 @@ def _from_npz(path: Path) -> _Weights:
     names = arrays.pop("labels", None)
     labels = None if names is None else [str(name) for name in np.atleast_1d(names)]
     if {"data", "indices", "indptr", "shape"} <= set(arrays):
+        if not np.issubdtype(arrays["shape"].dtype, np.integer):
+            raise FileError(f"{path} is damaged: its shape is not made of whole numbers.")
         shape = tuple(int(side) for side in np.ravel(arrays["shape"]))
-        kind = arrays.get("format", np.array("csr"))
-        form = kind.item().decode() if isinstance(kind.item(), bytes) else str(kind.item())
+        kind = np.ravel(arrays.get("format", np.array("csr"))).tolist()
+        form = kind[0].decode(errors="replace") if kind and isinstance(kind[0], bytes) else str(kind[0] if kind else "")
         if form not in ("csr", "csc") or len(shape) != 2 or shape[0] != shape[1]:
             raise FileError(f"{path} holds a {form} matrix of shape {shape}; a square csr or csc matrix is read.")
         matrix = _csr(arrays, "", (check_nodes(shape[0]), shape[0]), path)
@@ -404,6 +435,9 @@ def _from_npz(path: Path) -> _Weights:
 def _csr(arrays: dict[str, Any], prefix: str, shape: tuple[int, int], path: Path) -> csr_array:
     data, indices, indptr = (arrays[prefix + part] for part in ("data", "indices", "indptr"))
     values = _checked_values(data, path)
+    whole = all(np.issubdtype(part.dtype, np.integer) and part.ndim == 1 for part in (indices, indptr))
+    if not whole or len(indptr) != shape[0] + 1 or indptr[-1] != len(values):
+        raise FileError(f"{path} is damaged: its row pointers and column numbers do not fit its {values.size} values.")
     try:
         matrix = csr_array((values, indices, indptr), shape=shape)
         matrix.check_format(full_check=True)
@@ -414,7 +448,8 @@ def _csr(arrays: dict[str, Any], prefix: str, shape: tuple[int, int], path: Path
 
 
 def _checked_values(values: Any, path: Path) -> FloatArray:
-    if not np.issubdtype(values.dtype, np.number) and values.dtype != np.bool_:
+    real = np.issubdtype(values.dtype, np.integer) or np.issubdtype(values.dtype, np.floating)
+    if not real and values.dtype != np.bool_:
         raise FileError(f"{path} holds {values.dtype} where numbers are needed.")
     numbers = np.asarray(values, dtype=np.float64)
     if not np.isfinite(numbers).all() or (numbers < 0).any():

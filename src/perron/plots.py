@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 FORMATS = (".png", ".pdf", ".svg")
 MOST_NODES = 400
+MOST_EDGES = 20_000
+CAREFUL_UP_TO = 64  # nodes; in larger drawings links do not bend round nodes
 BENDS = (0.0, 0.12, -0.12, 0.2, -0.2, 0.3, -0.3)  # of links, the straightest first
 COLOURS = (
     "#0072B2",
@@ -37,13 +39,19 @@ def draw(graph: Graph | Sequence[Graph], path: str | Path) -> Path:
     """Draw who speaks to whom, with an arrow for each edge; links that go both ways are plain lines in an undirected
     graph. A sequence of graphs, such as a time-varying network, becomes one panel each."""
     graphs = [graph] if isinstance(graph, Graph) else list(graph)
-    return draw_all({panel.name: panel for panel in graphs}, path)
+    if not graphs:
+        raise GraphError("There is no graph to draw.")
+    names = [panel.name for panel in graphs]
+    titles = [name if names.count(name) == 1 else f"{name} ({i})" for i, name in enumerate(names)]
+    return draw_all(dict(zip(titles, graphs, strict=True)), path)
 
 
 def draw_all(graphs: dict[str, Graph], path: str | Path, *, columns: int = 3) -> Path:
     """Draw several graphs side by side, each under its title, as in the paper's topology figure."""
     path = _checked(Path(path))
     for graph in graphs.values():
+        if len(graph.edges) > MOST_EDGES:
+            raise GraphError(f"{graph.name} has {len(graph.edges):,} edges; at most {MOST_EDGES:,} can be drawn.")
         if graph.nodes > MOST_NODES:
             raise GraphError(f"{graph.name} cannot be drawn so that anything is seen; at most {MOST_NODES} nodes can.")
     from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -58,7 +66,7 @@ def draw_all(graphs: dict[str, Graph], path: str | Path, *, columns: int = 3) ->
     panels = figure.subplots(height, width, squeeze=False).ravel()
     for axes, (title, graph) in zip(panels, graphs.items(), strict=False):
         _draw(axes, graph, side)
-        axes.set_title(title, fontsize=11, color=INK)
+        axes.set_title(title, fontsize=11, color=INK, parse_math=False)
     for axes in panels[len(graphs) :]:
         axes.set_axis_off()
     return save(figure, path)
@@ -87,13 +95,14 @@ def save(figure: Figure, path: str | Path) -> Path:
     """Write a figure atomically, without a date in it, so that the same figure is the same file."""
     path = _checked(Path(path))
     buffer = io.BytesIO()
-    undated = {"pdf": {"CreationDate": None}, "svg": {"Date": None}, "png": {}}[path.suffix[1:]]
-    figure.savefig(buffer, format=path.suffix[1:], dpi=150, metadata=undated)
+    kind = path.suffix[1:].lower()
+    undated = {"pdf": {"CreationDate": None}, "svg": {"Date": None}, "png": {}}[kind]
+    figure.savefig(buffer, format=kind, dpi=150, metadata=undated)
     return write_bytes(path, buffer.getvalue())
 
 
 def _checked(path: Path) -> Path:
-    if path.suffix not in FORMATS:
+    if path.suffix.lower() not in FORMATS:
         raise FileError(f"A picture is written to one of {', '.join(FORMATS)}; got {path}.")
     return path
 
@@ -111,7 +120,17 @@ def _draw(axes: Axes, graph: Graph, inches: float) -> None:
     if radius >= 4:
         for node, (x, y) in enumerate(where):
             size = radius * (1.05 if len(graph.label(node)) <= 2 else 0.7)
-            axes.text(x, y, graph.label(node)[:12], ha="center", va="center", fontsize=size, color=INK, zorder=4)
+            axes.text(
+                x,
+                y,
+                graph.label(node)[:12],
+                ha="center",
+                va="center",
+                fontsize=size,
+                color=INK,
+                zorder=4,
+                parse_math=False,
+            )
     axes.set_aspect("equal")
     axes.margins(0.08)
     axes.set_axis_off()
@@ -172,7 +191,8 @@ def _connect(
 
     start, end = where[source], where[target]
     others = np.delete(where, [source, target], axis=0)
-    bend = max(BENDS, key=lambda bend: min(_clearance(start, end, bend, others), 1.25 * reach))
+    bends = BENDS if len(where) <= CAREFUL_UP_TO else BENDS[:1]
+    bend = max(bends, key=lambda bend: min(_clearance(start, end, bend, others), 1.25 * reach))
     axes.add_patch(
         FancyArrowPatch(
             (float(start[0]), float(start[1])), (float(end[0]), float(end[1])), arrowstyle=style, shrinkA=radius + 1,

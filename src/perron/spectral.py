@@ -37,7 +37,7 @@ DENSE_UP_TO = 600  # nodes; above that sparse iterations are used
 POWER_STEPS = 3000  # power iterations before we conclude that the graph mixes too slowly for them
 REDUCE_UP_TO = 2500  # nodes; up to that a slow matrix is reduced state by state, which is exact and takes seconds
 BLOCK_ENTRIES = 8_000_000  # entries of the powers that are held at a time
-MOST_WORK = 1.5e10  # operations spent on s, some seconds, before a bound has to do
+MOST_WORK = 4e10  # operations spent on s, some seconds, before a bound has to do
 
 
 # ---- single metrics of one stochastic matrix
