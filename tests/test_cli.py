@@ -138,3 +138,59 @@ def test_demo(tmp_path):
 def test_the_command_line_does_not_import_torch():
     check = "import sys; from perron import cli, topologies, spectral, Mixing; sys.exit('torch' in sys.modules)"
     subprocess.run([sys.executable, "-c", check], check=True)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("graph", "ring", "--seed", "-1"), "seed of random_integer needs a whole number"),
+        (("graph", "random", "--set", "seed=1.5"), "needs a whole number, at least 0; got 1.5"),
+        (("graph", "tree", "--set", "branching=2.5"), "branching needs a whole number"),
+        (("graph", "nearest_neighbor", "--set", "neighbors=2.5"), "neighbors needs a whole number"),
+        (("graph", "ring", "--weights", "authors", "--seed", "5000000000"), "seeds below 2^32"),
+        (("graph", "one_peer_exponential", "--weights", "balanced"), "one graph, not on a time-varying sequence"),
+        (("graph", "complete", "--nodes", "30000"), "would have about 899,970,000 edges"),
+        (("graph", "x.csv", "--nodes", "7"), "--nodes does not go with a file"),
+        (("graph", "ring", "--power", "0"), "whole power >= 1"),
+    ],
+)
+def test_bad_options_are_refused(arguments, message):
+    assert message in perron(*arguments, code=1)
+
+
+def test_options_are_not_ignored():
+    first, second = (in_process("graph", "ring", "--weights", "authors", "--seed", s, "--json") for s in ("7", "8"))
+    assert first != second
+    told = json.loads(in_process("graph", "ring", "--nodes", "8", "--power", "3", "--json"))
+    mixing = Mixing.random_integer(topologies.ring(8), seed=0)
+    assert told["s_A^3"] == spectral.mixing_sum(mixing.pull, power=3).value
+    assert in_process("--version").startswith("perron 0.")
+
+
+def test_names_with_markup_are_harmless(tmp_path):
+    path = tmp_path / "a[red]$\\bad$.edges"
+    path.write_text('# labels: ["$\\\\bad$", "[red]b"]\n0 1\n1 0\n')
+    out = in_process("graph", str(path), "--draw", str(tmp_path / "x.png"))
+    assert "a[red]$\\bad$" in out
+
+
+def test_every_algorithm_is_listed():
+    from perron import ALGORITHMS
+
+    table = in_process("algorithms")
+    told = json.loads(in_process("algorithms", "--json"))
+    assert list(told) == list(ALGORITHMS)
+    for name, algorithm in ALGORITHMS.items():
+        assert name in table
+        assert told[name]["title"] == algorithm.about.title
+        assert told[name]["exact"] == algorithm.about.exact
+
+
+def test_drawing_several_graphs_of_one_name(tmp_path):
+    from perron import Graph, GraphError, plots
+
+    same = [Graph(3, [(0, 1)]), Graph(3, [(1, 2)])]
+    one = plots.draw(same[:1], tmp_path / "one.png").stat().st_size
+    assert plots.draw(same, tmp_path / "two.png").stat().st_size > 1.3 * one
+    with pytest.raises(GraphError, match="no graph to draw"):
+        plots.draw([], tmp_path / "none.png")

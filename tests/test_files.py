@@ -245,3 +245,101 @@ def test_a_failed_write_leaves_the_old_file_and_no_other(tmp_path, monkeypatch):
         write_bytes(path, b"new")
     assert path.read_bytes() == b"old"
     assert os.listdir(tmp_path) == ["file"]  # noqa: PTH208
+
+
+GRAPHML = '<graphml xmlns="http://graphml.graphdrawing.org/xmlns"><graph edgedefault="{}">{}</graph>{}</graphml>'
+
+
+@pytest.mark.parametrize(
+    ("content", "more", "message"),
+    [
+        ('<node id="a"/><edge source="a" target="tpyo"/>', "", "edge a -> tpyo has an end that is no node"),
+        ('<node id="a"/><edge source="a"/>', "", "edge a -> None has an end that is no node"),
+        ('<node id="a"/><node id="a"/>', "", "node 'a' stands there 2 times"),
+        ('<node id="a"/>', '<graph edgedefault="directed"/>', "holds 2 graphs instead of one"),
+        (
+            '<node id="a"/><node id="b"/><edge id="0" source="a" target="b"/><edge source="a" target="b"/>',
+            "",
+            "edge a -> b stands",
+        ),
+    ],
+)
+def test_what_networkx_would_mend_is_refused(tmp_path, content, more, message):
+    path = tmp_path / "x.graphml"
+    path.write_text(GRAPHML.format("directed", content, more))
+    with pytest.raises(FileError, match=message):
+        read_graph(path)
+
+
+def test_undirected_self_loops_count_once(tmp_path):
+    path = tmp_path / "x.graphml"
+    path.write_text(
+        GRAPHML.format(
+            "undirected", '<node id="a"/><node id="b"/><edge source="a" target="a"/><edge source="b" target="a"/>', ""
+        )
+    )
+    assert read_matrix(path).toarray().tolist() == [[1, 1], [1, 0]]
+
+
+@pytest.mark.parametrize(
+    ("suffix", "valid"),
+    [
+        (".edges", b"# nodes: 4\n0 1 2.5\n1 2 1\n2 3 4\n3 0 1\n"),
+        (".csv", b",a,b\na,1,0.5\nb,0.25,1\n"),
+        (".npz", None),
+        (".graphml", None),
+    ],
+)
+@pytest.mark.parametrize("mixing", [False, True])
+@settings(max_examples=200)
+@given(data=st.data())
+def test_a_damaged_file_never_gives_a_bare_traceback(tmp_path_factory, suffix, valid, mixing, data):
+    path = tmp_path_factory.getbasetemp() / f"fuzz{suffix}"
+    if valid is None:
+        if mixing and suffix == ".npz":
+            write_mixing(Mixing.uniform(topologies.ring(3)), path)
+        else:
+            write_graph(topologies.ring(3), path)
+        valid = path.read_bytes()
+    content = bytearray(valid)
+    for _ in range(data.draw(st.integers(1, 4))):
+        at = data.draw(st.integers(0, len(content) - 1))
+        kind = data.draw(st.sampled_from(["change", "cut", "double", "insert"]))
+        if kind == "change":
+            content[at] = data.draw(st.integers(0, 255))
+        elif kind == "cut":
+            del content[at : at + data.draw(st.integers(1, 20))]
+        elif kind == "double":
+            content[at:at] = content[at : at + 20]
+        else:
+            content[at:at] = data.draw(
+                st.sampled_from([b"nan", b"-1", b"\0", b"999999999999", b"\n", b"<", b"# nodes: 2\n"])
+            )
+        if not content:
+            return
+    path.write_bytes(bytes(content))
+    for read in (read_graph, read_matrix, read_mixing) if suffix == ".npz" else (read_graph, read_matrix):
+        try:
+            read(path)
+        except FileError as error:
+            assert path.name in str(error)
+
+
+def test_files_that_cannot_be_read_or_written(tmp_path):
+    (tmp_path / "d.csv").mkdir()
+    with pytest.raises(FileError, match="Is a directory"):
+        read_graph(tmp_path / "d.csv")
+    with pytest.raises(FileError, match="File name too long"):
+        write_graph(topologies.ring(3), tmp_path / ("x" * 300 + ".csv"))
+    (tmp_path / "plain").write_text("")
+    with pytest.raises(FileError, match="Not a directory"):
+        write_graph(topologies.ring(3), tmp_path / "plain" / "x.csv")
+    with pytest.raises(FileError, match="square matrix of finite weights"):
+        write_matrix([[np.nan]], tmp_path / "x.csv")
+    assert read_graph(write_graph(topologies.ring(3), tmp_path / "UPPER.CSV")) == topologies.ring(3)
+    wide = tmp_path / "list.csv"
+    wide.write_text("0,1\n" * 50_000)
+    with pytest.raises(
+        FileError, match=r"needs 50000 columns; this row has 2. A list of edges goes into an .edges file"
+    ):
+        read_graph(wide)

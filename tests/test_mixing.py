@@ -262,3 +262,68 @@ def test_missing_self_loops_are_named():
 def test_bad_rules_are_refused(call, message):
     with pytest.raises(MixingError, match=message):
         call(topologies.ring(4))
+
+
+def test_what_was_checked_is_its_own():
+    own = Mixing.uniform(topologies.ring(300)).pull.copy()
+    mixing = Mixing(pull=own)
+    own.data[0] = 0.9
+    assert np.allclose(mixing.pull.sum(axis=1), 1)
+    untidy = csr_array((np.array([0.5, 0.25, 0.25, 1.0]), np.array([0, 1, 1, 0]), np.array([0, 3, 4])), shape=(2, 2))
+    Mixing(pull=untidy)
+    assert untidy.nnz == 4
+
+
+def test_idle_nodes_of_a_time_varying_network_keep_what_they_have():
+    pairs = [Graph(3, [(0, 1), (1, 0)]), Graph(3, [(1, 2), (2, 1)])]
+    mixing = Mixing.lazy(pairs, keep=0.25)
+    assert mixing.pull_at(0)[2].tolist() == [0, 0, 1]
+    assert np.allclose(mixing.pull_at(0)[0], [0.25, 0.75, 0])
+    with pytest.raises(MixingError, match="one graph, not on a time-varying sequence"):
+        Mixing.metropolis(pairs)
+    with pytest.raises(MixingError, match="a Graph or a sequence of them"):
+        Mixing.uniform([])
+
+
+def test_self_loops_count_where_each_side_has_its_roots():
+    """Valid: the pull graph settles through the self-loop of node 1, a root of it, though node 0 is the common root."""
+    pull, push = [[0, 1, 0], [0.5, 0.25, 0.25], [0, 1, 0]], [[1, 0.5, 0.5], [0, 0.5, 0], [0, 0, 0.5]]
+    mixing = Mixing(pull=pull, push=push, connected="rooted")
+    assert mixing.common_roots.tolist() == [0]
+    power = np.linalg.matrix_power(mixing.pull, 400)
+    assert np.allclose(power, power[0])
+
+
+def test_balancing_a_pattern_that_falls_apart_as_a_bipartite_graph():
+    pattern = np.array([[0, 1, 1, 1], [1, 0, 0, 0], [0, 0, 1, 1], [0, 1, 1, 1]])
+    W = Mixing.balanced(Graph.from_matrix(pattern)).pull
+    assert np.allclose(W.sum(axis=0), 1, atol=1e-12)
+    assert np.allclose(W.sum(axis=1), 1, atol=1e-12)
+    assert ((W > 0) == (pattern > 0)).all()
+
+
+def test_the_central_root_minds_both_directions():
+    """Edges 0 -> 1 -> 2 -> 3 -> 0 and 0 -> 2: from 0 down 2 steps but up 1, from 3 down 3 and up 1."""
+    graph = Graph(5, [(0, 1), (1, 2), (2, 3), (3, 0), (0, 2), (3, 4), (4, 0)])
+    root = int(Mixing.spanning_trees(graph).common_roots[0])
+    depths = [graph.tree(r).depth.max() + graph.reverse().tree(r).depth.max() for r in range(5)]
+    assert depths[root] == min(depths)
+    down = [graph.tree(r).depth.max() for r in range(5)]
+    assert min(down) < down[root] or len(set(depths)) > 1
+
+
+@pytest.mark.parametrize(
+    ("matrix", "message"),
+    [
+        (np.array([[1j, 0], [0, 1]]), "real weights"),
+        ([[[1.0], [1.0, 2.0]]], "n x n array"),
+        ([[1.0, 0.5], [0.25, 0.5]], "push: row|pull: row 0 sums to 1.5"),
+    ],
+)
+def test_odd_matrices(matrix, message):
+    with pytest.raises(MixingError, match=message):
+        Mixing(pull=matrix)
+    gradient = torch.tensor([[0.5, 0.5], [0.5, 0.5]], requires_grad=True)
+    assert Mixing(pull=gradient).nodes == 2
+    with pytest.raises(MixingError, match=r"it is row-stochastic. Divide each column"):
+        Mixing(push=[[0.5, 0.5], [0.25, 0.75]])

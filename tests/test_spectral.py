@@ -275,3 +275,86 @@ def test_medians_agree_with_an_earlier_independent_measurement(graph, beta, kapp
     assert np.median([spectral.contraction(m) for m in matrices]) == pytest.approx(beta, rel=0.03)
     assert np.median([spectral.skewness(m) for m in matrices]) == pytest.approx(kappa, rel=0.25)
     assert np.median([spectral.mixing_sum(m).value for m in matrices]) == pytest.approx(s, rel=0.1)
+
+
+# ---- hard cases
+
+
+def birth_death(matrix):
+    """The Perron vector of a path's row-stochastic matrix, in closed form, by logarithms."""
+    ratio = np.log(np.diag(matrix, 1)) - np.log(np.diag(matrix, -1))
+    log_weight = np.concatenate([[0], np.cumsum(ratio)])
+    weight = np.exp(log_weight - log_weight.max())
+    return weight / weight.sum()
+
+
+def test_large_skewed_networks_are_accurate_or_refused():
+    matrix = Mixing.random_integer(topologies.path(900), seed=3).pull
+    assert np.allclose(spectral.perron(matrix) / birth_death(matrix.toarray()), 1, rtol=1e-9)
+    with pytest.raises(SpectralError, match="cannot be found accurately in double precision"):
+        spectral.perron(Mixing.random_integer(topologies.path(5000), seed=5).pull)
+
+
+def test_decay_rate_of_large_networks_without_self_loops_finds_eigenvalues_near_minus_one():
+    n = 800
+    ways = [(i, (i + 1) % n) for i in range(n)] + [((i + 1) % n, i) for i in range(n)]
+    matrix = Mixing.uniform(Graph(n, [*ways, (0, 0)], self_loops=False)).pull
+    exact = np.sort(np.abs(np.linalg.eigvals(matrix.toarray())))[-2]
+    assert 1 - spectral.decay_rate(matrix) == pytest.approx(1 - exact, rel=1e-3)
+
+
+@pytest.mark.parametrize("name", ["ring", "tree"])
+def test_decay_rate_of_large_spanning_trees_is_zero(name):
+    mixing = Mixing.spanning_trees(topologies.NAMES[name](700))
+    assert spectral.decay_rate(mixing.pull) == spectral.decay_rate(mixing.push) == 0
+
+
+def test_decay_rate_of_a_large_rooted_network_is_that_of_its_components():
+    """A root component with rho_2 = cos(pi/650), and a second component whose own eigenvalue 0.9 dominates nothing."""
+    ring = Mixing.uniform(topologies.ring(650)).pull.toarray()
+    matrix = np.zeros((652, 652))
+    matrix[:650, :650] = ring
+    matrix[650:, 650:] = [[0.5, 0.499999], [0.499999, 0.5]]
+    matrix[650:, 0] = 1e-6
+    assert spectral.decay_rate(matrix) == pytest.approx(max(cos(pi / 650), 0.999999), rel=1e-9)
+
+
+def test_a_network_too_slow_for_s_is_still_described():
+    slow = spectral.describe(Mixing.lazy(topologies.exponential(60), keep=0.9999))
+    assert slow.pull.s_is_bound
+    assert slow.c == pytest.approx(1)
+    rho = spectral.decay_rate(Mixing.lazy(topologies.exponential(60), keep=0.9999).pull)
+    assert slow.pull.s >= 1 / (1 - rho)
+
+
+def test_skewed_beyond_double_precision_is_not_called_rooted():
+    n, up, down = 200, 1e-3, 0.1
+    matrix = np.diag(np.full(n - 1, up), 1) + np.diag(np.full(n - 1, down), -1)
+    matrix += np.diag(1 - matrix.sum(axis=1))
+    metrics = spectral.describe(Mixing(pull=matrix))
+    assert metrics.pull.kappa == inf
+    assert any("beyond double precision" in line for line in metrics.advice())
+    assert not any("rooted" in line for line in metrics.advice())
+
+
+def test_products_over_a_period_are_taken_in_the_order_of_time():
+    first, second = random_mixing(5, 1), random_mixing(5, 2)
+    mixing = Mixing([first.pull, second.pull], [first.push, second.push])
+    assert np.allclose(spectral.period_product(mixing, "pull"), second.pull @ first.pull)
+    assert np.allclose(spectral.period_product(mixing, "push"), second.push @ first.push)
+
+
+def test_the_bound_on_s_holds_on_skewed_networks():
+    """sqrt(kappa) matters: without it the bound would fail here."""
+    for seed in range(20):
+        matrix = random_mixing(6, seed, high=1000).pull
+        w = spectral.perron(matrix)
+        bound = spectral._mixing_bound(w, spectral.contraction(matrix))
+        assert spectral.mixing_sum(matrix).value <= bound.value * (1 + 1e-9)
+
+
+def test_advice_is_given_where_it_is_due_only():
+    assert spectral.describe(Mixing.uniform(topologies.exponential(16))).advice() == []
+    slow = spectral.describe(Mixing.uniform(topologies.ring(64))).advice()
+    assert all("mixes slowly" in line for line in slow)
+    assert len(slow) == 2

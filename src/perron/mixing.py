@@ -380,7 +380,10 @@ matrices are row-stochastic, which lets the nodes agree, but on a wrong point. D
 def _as_sequence(matrices: Any) -> list[csr_array]:
     if matrices is None:
         return []
-    several = isinstance(matrices, list | tuple) and len(matrices) > 0 and np.ndim(matrices[0]) != 1
+    try:
+        several = isinstance(matrices, list | tuple) and len(matrices) > 0 and np.ndim(matrices[0]) != 1
+    except ValueError:  # not even a matrix of equally long rows; as_csr will say so
+        several = True
     return [as_csr(matrix) for matrix in (matrices if several else [matrices])]
 
 

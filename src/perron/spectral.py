@@ -370,7 +370,8 @@ def _second_modulus(block: csr_array, pi: FloatArray) -> float:
         ):  # eigenvalues that fill a disc densely are not told apart finely
             try:
                 found = eigs(operator, k=1, ncv=80, v0=start, maxiter=steps, tol=accuracy, return_eigenvectors=False)
-                return float(np.abs(found).max())
+                if 1 - np.abs(found).max() > 100 * accuracy:  # it is the distance from one that matters
+                    return float(np.abs(found).max())
             except ArpackNoConvergence:
                 continue
         observed = _observed_decay(operator, start)
@@ -441,8 +442,9 @@ def _mixing_sum(rows: Matrix, pi: FloatArray, power: int, tolerance: float, beta
 def _mixing_bound(pi: FloatArray, beta: float) -> MixingSum:
     kappa = _skewness(pi)
     first = sqrt(len(pi)) * float(np.linalg.norm(pi))  # ||I - A_inf||, exactly
-    if not (beta < 1 and isfinite(kappa)):
+    if not (beta < 1 - 1e-12 and isfinite(kappa)):
         return MixingSum(inf, 0.0, inf, is_bound=True)
+    beta *= 1 + 1e-12  # a bound must not fall short by rounding
     plain = first + sqrt(kappa) * beta / (1 - beta)
     squared = first**2 + kappa * beta**2 / (1 - beta**2)
     return MixingSum(max(plain, squared), 0.0, max(first, sqrt(kappa) * beta), is_bound=True)
