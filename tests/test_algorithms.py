@@ -261,7 +261,10 @@ def test_extra_push_needs_steps_that_are_not_small(theta, lr, converges, normali
 
 def test_the_consensus_polynomial_tells_in_advance():
     problem, mixing = Quadratic.random(16, 5, seed=1), Mixing.random_integer(GRAPHS["exp16"], seed=1)
-    with pytest.warns(UserWarning, match=r"EXTRA-Push: on this network disagreement grows as lr -> 0.*up to theta=0\."):
+    with pytest.warns(
+        UserWarning,
+        match=r"EXTRA-Push: .* grows as lr -> 0, only for lr times curvature between 0\.\d+ and 0\.\d+ does.*theta=0\.",
+    ):
         Simulation(problem=problem, algorithm=DEXTRA(theta=0.5), mixing=mixing)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -646,3 +649,16 @@ def test_the_noise_floor_falls_as_one_over_n(name):
     slope = -1 + np.log(levels[1][0] / levels[0][0]) / np.log(4)
     standard_error = np.hypot(levels[0][1] / levels[0][0], levels[1][1] / levels[1][0]) / np.log(4)
     assert abs(slope + 1) < 0.1 + 3 * standard_error
+
+
+@pytest.mark.parametrize(("make", "lr_scale"), [(DEXTRA, 1.0), (RowExtra, 16.0)])
+def test_the_stable_interval_of_steps_brackets_what_runs_do(make, lr_scale):
+    """Equal curvature 1: steps inside the interval converge, steps well below its lower and above its upper end do not."""
+    mixing = Mixing.random_integer(GRAPHS["exp16"], seed=1)
+    problem = Quadratic(torch.ones(16, 2), torch.as_tensor(np.random.default_rng(0).standard_normal((16, 2))))
+    with pytest.warns(UserWarning, match="only for lr times curvature between") as told:
+        make(theta=0.5).check(Network(mixing))
+    low, high = (float(x) for x in re.findall(r"between ([\d.]+) and ([\d.]+)", str(told[0].message))[0])
+    for step, converges in ((low * 1.3, True), (high * 0.85, True), (low * 0.6, False), (high * 1.2, False)):
+        models, _ = run(make(theta=0.5), mixing, problem, 3000, step / lr_scale)
+        assert bool((models[-1] - problem.optimum).abs().max() < 1e-3) == converges, (step, low, high)

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.sparse import csr_array, issparse
 
@@ -27,6 +27,7 @@ def test_entry_i_j_is_what_i_takes_from_j():
 
 
 @given(mixings(self_loops=None))
+@settings(max_examples=1000)
 def test_rows_and_columns_sum_to_one(mixing):
     assert np.allclose(mixing.pull.sum(axis=1), 1, rtol=0, atol=1e-14)
     assert np.allclose(mixing.push.sum(axis=0), 1, rtol=0, atol=1e-14)

@@ -20,6 +20,7 @@ from perron.errors import MixingError
 from perron.mixing import Mixing
 from perron.network import Network
 from perron.node import Node
+from perron.spectral import period_product
 
 Step = Generator[Tensor, Tensor, Any]
 Rate = float | Tensor
@@ -143,6 +144,32 @@ def largest(stable: Callable[[float], bool], upper: float) -> float:
         middle = (low + high) / 2
         low, high = (middle, high) if stable(middle) else (low, middle)
     return low
+
+
+def spectral_matrix(network: Network, side: Literal["pull", "push"]) -> np.ndarray[Any, Any]:
+    """The network's matrix as a dense array, for questions about its limit."""
+    matrix = period_product(network.mixing, side)
+    return matrix if isinstance(matrix, np.ndarray) else matrix.toarray()
+
+
+def stable_steps(iteration: Callable[[float], np.ndarray[Any, Any]]) -> tuple[float, float] | None:
+    """The widest interval of lr times curvature in which a linear iteration contracts, or None; to about 5 %.
+
+    ``iteration(s)`` is the matrix of a method at its limit, for losses of equal curvature with lr times curvature = s. One
+    eigenvalue is 1 by conservation; all others must lie inside the unit disc.
+    """
+
+    def contracts(step: float) -> bool:
+        values = np.linalg.eigvals(iteration(step))
+        return bool(np.abs(np.delete(values, np.argmin(np.abs(values - 1)))).max(initial=0.0) < 1)
+
+    grid = np.geomspace(1e-3, 4, 170)
+    good = np.array([False, *(contracts(float(step)) for step in grid), False])
+    starts, ends = np.flatnonzero(good[1:] & ~good[:-1]), np.flatnonzero(good[:-1] & ~good[1:])
+    if not len(starts):
+        return None
+    widest = int(np.argmax(ends - starts))
+    return float(grid[starts[widest]]), float(grid[ends[widest] - 1])
 
 
 def weighted(weights: np.ndarray[Any, Any], x: Tensor) -> Tensor:

@@ -10,11 +10,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from perron.algorithm import About, Algorithm, Rate, Step, weighted
-from perron.algorithms.push_only import warn_if_extra_needs_large_steps
+from perron.algorithm import About, Algorithm, Rate, Step, spectral_matrix, weighted
+from perron.algorithms.push_only import warn_if_small_steps_fail
 from perron.algorithms.push_pull import check_momentum
 from perron.network import Network
 from perron.node import Node
@@ -352,4 +353,11 @@ class RowExtra(Algorithm):
     def check(self, network: Network) -> None:
         """The consensus polynomial, besides the usual."""
         super().check(network)
-        warn_if_extra_needs_large_steps(self.about.title, network.pull_spectrum, self.theta, "theta")
+
+        def limit(step: float) -> np.ndarray[Any, Any]:
+            """(x, q) with D settled at pi_A, where grad(x) is curvature times x and lr is counted n-fold."""
+            A, one = spectral_matrix(network, "pull"), np.eye(network.nodes)
+            gain = np.diag(step / (network.nodes * network.pull_perron))
+            return np.block([[A - gain, -one], [self.theta * (one - A), one]])
+
+        warn_if_small_steps_fail(self.about.title, network.pull_spectrum, self.theta, limit)

@@ -7,6 +7,7 @@ They conserve 1^T v = n, and x-hat = 1^T u / n follows SGD with the step lr exac
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
@@ -14,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from perron.algorithm import About, Algorithm, Rate, Step, largest, stable_roots
+from perron.algorithm import About, Algorithm, Rate, Step, largest, spectral_matrix, stable_roots, stable_steps
 from perron.network import Network
 from perron.node import Node
 
@@ -301,19 +302,31 @@ class DEXTRA(Algorithm):
     def check(self, network: Network) -> None:
         """The consensus polynomial, besides the usual."""
         super().check(network)
-        warn_if_extra_needs_large_steps(self.about.title, network.push_spectrum, self.theta, "theta")
+
+        def limit(step: float) -> np.ndarray[Any, Any]:
+            """(u, u_prev) with v settled at n pi_B, where grad(x) is curvature times u / v."""
+            B, one = spectral_matrix(network, "push"), np.eye(network.nodes)
+            gain = np.diag(step / (network.nodes * network.push_perron))
+            held = self.theta * one + (1 - self.theta) * B
+            return np.block([[one + B - gain, gain - held], [one, 0 * one]])
+
+        warn_if_small_steps_fail(self.about.title, network.push_spectrum, self.theta, limit)
 
 
-def warn_if_extra_needs_large_steps(title: str, spectrum: np.ndarray[Any, Any], theta: float, name: str) -> None:
-    """Warn where an EXTRA-like method is unstable for small steps on a network."""
+def warn_if_small_steps_fail(
+    title: str, spectrum: np.ndarray[Any, Any], theta: float, limit: Callable[[float], np.ndarray[Any, Any]]
+) -> None:
+    """Warn where an EXTRA-like method is unstable for small steps on a network, with the steps for which it is stable."""
 
     def stable(theta: float) -> bool:
         return stable_roots(1 + spectrum, theta + (1 - theta) * spectrum)
 
     if not stable(theta):
-        most = largest(stable, 0.5)
+        most, steps = largest(stable, 0.5), stable_steps(limit)
+        which = "and for no other step either" if steps is None else (
+            f"only for lr times curvature between {steps[0]:.3g} and {steps[1]:.3g} does it die out"
+        )  # fmt: skip
         warnings.warn(
-            f"{title}: on this network disagreement grows as lr -> 0, so that only steps in an interval away from 0 work, "
-            f"if any. Small steps are stable up to {name}={most:.3g}.",
+            f"{title}: on this network disagreement grows as lr -> 0, {which}. Up to theta={most:.3g} small steps work.",
             stacklevel=4,
         )
