@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from networks import digraphs, mixings, random_mixing
-from perron import Graph, Mixing, SpectralError, spectral, topologies
-from perron.spectral import DENSE_UP_TO
+from perron import Graph, Mixing, SpectralError, eigen, spectral, topologies
+from perron.eigen import DENSE_UP_TO
 
 
 def left_eigenvector(row_stochastic):
@@ -242,10 +242,10 @@ def test_sparse_methods_agree_with_dense_ones(name):
     mixing = Mixing.random_integer(LARGE[name], seed=2)
     for matrix, rows in ((mixing.pull, mixing.pull.toarray()), (mixing.push, mixing.push.toarray().T)):
         w = spectral.perron(matrix)
-        exact = spectral._stationary_dense(rows)
+        exact = eigen.reduced(rows)
         assert np.allclose(w / exact, 1, rtol=1e-8)
         assert spectral.decay_rate(matrix) == pytest.approx(np.sort(np.abs(np.linalg.eigvals(rows)))[-2], rel=1e-6)
-        assert spectral.contraction(matrix) == pytest.approx(spectral._contraction(rows, exact), rel=1e-7)
+        assert spectral.contraction(matrix) == pytest.approx(eigen.weighted_norm(rows, exact), rel=1e-7)
 
 
 def test_the_bound_on_s_is_one_and_is_labelled():
@@ -253,7 +253,7 @@ def test_the_bound_on_s_is_one_and_is_labelled():
         mixing = Mixing.random_integer(LARGE[name], seed=2)
         bound = spectral.mixing_sum(mixing.pull)
         rows = mixing.pull.toarray()
-        true = spectral._mixing_sum(rows, spectral.perron(mixing.pull), 1, 1e-6)
+        true = eigen.summed_norms(rows, spectral.perron(mixing.pull), 1, 1e-6)
         assert bound.is_bound
         assert true.value <= bound.value <= 10 * true.value
         assert true.peak <= bound.peak
@@ -349,7 +349,7 @@ def test_the_bound_on_s_holds_on_skewed_networks():
     for seed in range(20):
         matrix = random_mixing(6, seed, high=1000).pull
         w = spectral.perron(matrix)
-        bound = spectral._mixing_bound(w, spectral.contraction(matrix))
+        bound = eigen.bounded_sum(w, spectral.contraction(matrix))
         assert spectral.mixing_sum(matrix).value <= bound.value * (1 + 1e-9)
 
 

@@ -26,7 +26,9 @@ class LocalLoss(Problem):
 
     Example, least squares with minibatches of 10:
         >>> import perron
-        >>> features, targets = torch.randn(8, 100, 3), torch.randn(8, 100)
+        >>> random = torch.Generator().manual_seed(0)
+        >>> features = torch.randn(8, 100, 3, generator=random)
+        >>> targets = features.sum(-1)
         >>> def squares(x, features, targets):
         ...     return (features @ x - targets).square().mean() / 2
         >>> problem = LocalLoss(squares, [features, targets], dim=3, batch=10)
