@@ -20,7 +20,6 @@ import json
 import os
 import re
 import zipfile
-import zlib
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -283,6 +282,8 @@ def _from_csv(path: Path) -> _Weights:
         lines = [(reader.line_num, row) for row in reader if row and any(cell.strip() for cell in row)]
     except csv.Error as error:
         raise FileError(f"{path}:{reader.line_num}: not a CSV table: {error}.") from None
+    if not lines:
+        raise FileError(f"{path} holds no numbers.")
     labels = None
     if not lines[0][1][0].strip():  # names in the first row and column, the corner empty
         labels, lines = lines[0][1][1:], lines[1:]
@@ -404,7 +405,7 @@ def _read_npz(path: Path) -> dict[str, Any]:
         raise
     except OSError as error:
         raise FileError(f"Cannot read {path}: {error.strerror or error}.") from None
-    except (zipfile.BadZipFile, zlib.error, ValueError, EOFError, KeyError, NotImplementedError, MemoryError) as error:
+    except Exception as error:  # a damaged archive makes zipfile and numpy raise nearly anything
         raise FileError(f"{path} is not an .npz file that can be read: {error}.") from None
 
 
