@@ -100,8 +100,6 @@ class Algorithm(ABC):
         about, n = self.about, network.nodes
         if about.family == "centralized":
             return 1 / smoothness
-        if about.family == "federated":
-            return 0.25 / (n * smoothness)
         if about.matrices == "R C":
             return 0.5 * min(0.25, 1 / max(network.depth, 1)) / (n * smoothness)
         if about.matrices == "A B":
