@@ -131,7 +131,7 @@ def write_page(name: str, facts: list[str], curves: dict[str, np.ndarray]) -> No
         "-": "nothing but an average over all nodes",
     }[about.matrices]
     text = [
-        f"# {about.title}", "", f"`perron.ALGORITHMS[{name!r}]` = `{algorithm!r}`".replace("<function", "&lt;function"), "",
+        f"# {about.title}", "", f"`perron.ALGORITHMS[{name!r}]` = `{algorithm!r}`", "",
         "```text", doc, "```", "", f"- Needs {needs}.",
         f"- Sends per edge and step: {about.sends}. Overlaps the gradient: {about.overlap}.",
         f"- Effective step: {about.effective} times lr. {'Exact' if about.exact else 'Biased by O(lr)'} at a constant step.",

@@ -194,3 +194,11 @@ def test_drawing_several_graphs_of_one_name(tmp_path):
     assert plots.draw(same, tmp_path / "two.png").stat().st_size > 1.3 * one
     with pytest.raises(GraphError, match="no graph to draw"):
         plots.draw([], tmp_path / "none.png")
+
+
+@pytest.mark.parametrize("suffix", ["png", "pdf", "svg"])
+def test_the_same_picture_is_the_same_file(tmp_path, suffix):
+    from perron import plots
+
+    first, second = (plots.draw(topologies.grid(9), tmp_path / f"{k}.{suffix}").read_bytes() for k in (1, 2))
+    assert first == second

@@ -93,11 +93,14 @@ def curves(lines: Mapping[str, tuple[Any, FloatArray, FloatArray]], metric: str,
 
 def save(figure: Figure, path: str | Path) -> Path:
     """Write a figure atomically, without a date in it, so that the same figure is the same file."""
+    from matplotlib import rc_context
+
     path = _checked(Path(path))
     buffer = io.BytesIO()
     kind = path.suffix[1:].lower()
     undated = {"pdf": {"CreationDate": None}, "svg": {"Date": None}, "png": {}}[kind]
-    figure.savefig(buffer, format=kind, dpi=150, metadata=undated)
+    with rc_context({"svg.hashsalt": "perron"}):  # otherwise the ids in an SVG are random
+        figure.savefig(buffer, format=kind, dpi=150, metadata=undated)
     return write_bytes(path, buffer.getvalue())
 
 

@@ -196,14 +196,14 @@ class ConstrainedPushPull(Algorithm):
         constraint: ``(x, node) -> c(x)``, each node's own part, ``(..., d) -> (..., constraints)``; differentiable.
             What differs between nodes is stacked ``(n, ...)`` and picked with ``node.unit``, see the example.
         constraints: how many there are.
-        project: the projection P onto X; the default leaves x as it is.
+        project: the projection P onto X; None if there is no such set.
 
     Reference: after Gong & Zhang 2023, our reconstruction from its abstract.
     """
 
     constraint: Callable[[Tensor, Node], Tensor] | None = None
     constraints: int = 0
-    project: Callable[[Tensor], Tensor] = lambda x: x
+    project: Callable[[Tensor], Tensor] | None = None
 
     @property
     def about(self) -> About:
@@ -236,7 +236,8 @@ class ConstrainedPushPull(Algorithm):
             z = pushed_value.wait() + value - state.value
             multiplier = (pulled_multiplier.wait() + lr * z).clamp_min(0)
         y = pushed.wait() + grad - state.grad
-        return ConstrainedState(self.project(pulled.wait() - lr * y), multiplier, y, z, grad, value)
+        x = pulled.wait() - lr * y
+        return ConstrainedState(self.project(x) if self.project else x, multiplier, y, z, grad, value)
 
     def conserved(self, state: ConstrainedState, network: Network) -> dict[str, Tensor]:
         """1^T y = 1^T G and 1^T z = 1^T c."""
