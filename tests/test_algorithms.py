@@ -531,6 +531,7 @@ NEEDS = [
     ("add_opt", Mixing(pull=[[0.5, 0.5], [0.5, 0.5]]), "needs a column-stochastic push matrix"),
     ("frost", Mixing(push=[[0.5, 0.5], [0.5, 0.5]]), "needs a row-stochastic pull matrix"),
     ("push_pull", Mixing(pull=[[0.5, 0.5], [0.5, 0.5]]), "needs a column-stochastic push matrix"),
+    ("diging", Mixing(pull=[[0.5, 0.5], [0.5, 0.5]]), "DIGing needs a column-stochastic push matrix"),
     ("frost", Mixing.uniform(Graph(3, [(0, 1), (1, 2), (2, 0), (0, 0)], self_loops=False)), "FROST: .*no self-loop"),
     ("frost", Mixing.spanning_trees(GRAPHS["rdg12"]), "needs a strongly connected network"),
     ("sgp", Mixing.spanning_trees(GRAPHS["rdg12"]), "needs a strongly connected network"),

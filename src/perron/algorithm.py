@@ -83,9 +83,9 @@ class Algorithm(ABC):
 
     def effective_step(self, network: Network) -> float:
         """The factor of lr in x-hat+ = x-hat - factor lr g-bar + eps: c, 1 or n."""
-        return {"c": lambda: network.alignment, "1": lambda: 1.0, "n": lambda: float(network.nodes)}[
-            self.about.effective
-        ]()
+        if self.about.effective == "c":
+            return network.alignment
+        return float(network.nodes) if self.about.effective == "n" else 1.0
 
     def conserved(self, state: Any, network: Network) -> dict[str, Tensor]:
         """Quantities that are zero after every step, by name; the invariant of the method."""
@@ -184,7 +184,7 @@ def _check(about: About, mixing: Mixing) -> None:
     kind = about.matrices
     if kind in ("A B", "A", "R C", "W", "W sym") and not mixing.has_pull:
         refuse("a row-stochastic pull matrix", "Pass pull= to Mixing.")
-    if kind in ("A B", "B", "R C") and not mixing.has_push:
+    if kind in ("A B", "B", "R C", "W", "W sym") and not mixing.has_push:
         refuse("a column-stochastic push matrix", "Pass push= to Mixing.")
     if kind in ("W", "W sym") and not mixing.is_doubly_stochastic:
         refuse("doubly stochastic weights", "Use Mixing.metropolis (undirected graphs) or Mixing.balanced (digraphs).")
