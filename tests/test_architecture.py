@@ -17,7 +17,7 @@ LAYERS = [
     ["spectral", "authors", "files"],
     ["network", "node", "keyed", "schedule"],
     ["algorithm", "problem"],
-    ["algorithms", "problems"],
+    ["algorithms", "problems", "theory"],
     ["metrics"],
     ["plots"],
     ["history"],

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
         problems,
         schedule,
         spectral,
+        theory,
         topologies,
     )  # fmt: skip
     from perron.algorithm import Algorithm
@@ -83,7 +84,7 @@ _HOME = {
     "simulation": ["Simulation", "simulate"],
 }  # fmt: skip
 _MODULES = [
-    "algorithms", "authors", "errors", "files", "metrics", "plots", "problems", "schedule", "spectral", "topologies",
+    "algorithms", "authors", "errors", "files", "metrics", "plots", "problems", "schedule", "spectral", "theory", "topologies",
 ]  # fmt: skip
 _MODULE_OF = {name: module for module, names in _HOME.items() for name in names}
 

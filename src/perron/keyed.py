@@ -9,12 +9,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 GOLDEN = -7046029254386353131  # 0x9E3779B97F4A7C15 as a signed number: the golden ratio, splitmix64's increment
 FIRST = -4658895280553007687  # 0xBF58476D1CE4E5B9
 SECOND = -7723592293110705685  # 0x94D049BB133111EB
+AGAIN = FIRST  # turns a key into that of its second stream, from which numbers that came twice are drawn anew
+RETRIES = 20  # bits: so many numbers of the second stream belong to one draw
 BLOCK = 2**16  # numbers that are made ahead at a time, at the least
 
 
@@ -28,6 +32,15 @@ def _mix(z: Tensor) -> Tensor:
     z = (z ^ _shift(z, 30)) * FIRST
     z = (z ^ _shift(z, 27)) * SECOND
     return z ^ _shift(z, 31)
+
+
+def _mixed(z: int) -> int:
+    """The same hash of one number, in Python's own integers."""
+    mask = 2**64 - 1
+    z &= mask
+    z = ((z ^ (z >> 30)) * (FIRST & mask)) & mask
+    z = ((z ^ (z >> 27)) * (SECOND & mask)) & mask
+    return z ^ (z >> 31)
 
 
 class Keyed:
@@ -82,6 +95,26 @@ class Keyed:
         """Whole numbers 0 .. high-1 (for high far below 2^53, uniform but for a part in 2^53/high)."""
         return (self._block("uniform", draw, size) * high).long()
 
+    def distinct(self, draw: int, size: int, high: int) -> Tensor:
+        """``size`` different numbers of 0 .. high-1, every such choice equally likely: sampling without replacement.
+
+        These are the `integers` of the draw, but a number that is there already is drawn anew, from a second stream, until it
+        is new.
+        """
+        if not 0 < size <= high:
+            raise ValueError(f"From {high} numbers one can draw 1 to {high} different ones; got {size}.")
+        drawn = self.integers(draw, size, high)
+        rows, keys = drawn.view(-1, size), self._keys.reshape(-1)
+        ordered = rows.sort(-1).values
+        for row in (ordered[:, 1:] == ordered[:, :-1]).any(-1).nonzero().flatten().tolist():
+            rows[row] = torch.tensor(_without_repeats(rows[row].tolist(), int(keys[row]), draw, high))
+        return drawn
+
+    @property
+    def keys(self) -> NDArray[np.uint64]:
+        """The key of each stream, for compiled code that draws the same numbers."""
+        return self._keys.cpu().numpy().view(np.uint64)
+
     def _block(self, kind: str, draw: int, size: int) -> Tensor:
         """Many draws are made at a time: for small networks the hash would otherwise cost more than the step."""
         ahead = max(1, BLOCK // max(1, self._keys.numel() * size))
@@ -96,3 +129,16 @@ class Keyed:
                 block = torch.special.ndtri(block)
             self._ahead[kind, size] = (first, block)
         return block[draw % ahead]
+
+
+def _without_repeats(row: list[int], key: int, draw: int, high: int) -> list[int]:
+    """The row with each number that came before drawn anew."""
+    again, retry = _mixed(key ^ AGAIN), draw << RETRIES
+    seen: set[int] = set()
+    for place, number in enumerate(row):
+        while number in seen:
+            number = int(((_mixed(again + retry * GOLDEN) >> 11) + 0.5) * 2.0**-53 * high)  # noqa: PLW2901
+            retry += 1
+        seen.add(number)
+        row[place] = number
+    return row

@@ -49,6 +49,14 @@ class Problem(ABC):
         """grad f at common points: ``(..., d) -> (..., d)``."""
         return self.local_grads(x.unsqueeze(-2).expand(*x.shape[:-1], self.nodes, self.dim)).mean(-2)
 
+    def hessian(self, x: Tensor) -> Tensor:
+        """The second derivative of f at one point, ``(d,) -> (d, d)``; by automatic differentiation unless overridden."""
+        return torch.autograd.functional.hessian(self.loss, x)  # type: ignore[no-untyped-call]
+
+    def noise_covariance(self, x: Tensor) -> Tensor | None:
+        """Of one node's stochastic gradient at a common point, averaged over the nodes, ``(d, d)``; None if unknown."""
+        return None
+
     def to(self, *, dtype: torch.dtype, device: torch.device | str) -> Problem:
         """The same problem in another precision or on another device; override where there are tensors to move."""
         return self

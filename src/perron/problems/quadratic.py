@@ -109,3 +109,12 @@ class Quadratic(Problem):
         """f at common points."""
         apart = x.unsqueeze(-2) - self.centers
         return (apart * self._times(apart)).sum(-1).mean(-1) / 2
+
+    def hessian(self, x: Tensor) -> Tensor:
+        """The average H."""
+        average = self.hessians.mean(0).to(x)
+        return average.diag() if self.diagonal else average
+
+    def noise_covariance(self, x: Tensor) -> Tensor:
+        """(sigma^2 / d) I."""
+        return self.noise_std**2 / self.dim * torch.eye(self.dim).to(x)
