@@ -43,6 +43,7 @@ class Snapshot(NamedTuple):
 
 
 Metric = Callable[[Snapshot], Tensor]
+BLOCKS = "residual_block_sq_"  # and the length of the block
 
 
 def grad_norm_sq(now: Snapshot) -> Tensor:
@@ -130,7 +131,7 @@ class ResidualBlocks:
         if m < 1:
             raise PerronError(f"A block has at least one step; got m={m}.")
         self.m = m
-        self.__name__ = f"residual_block_sq_{m}"
+        self.__name__ = f"{BLOCKS}{m}"
         self._sum = self._last = torch.empty(0)
 
     def observe(self, now: Snapshot) -> None:
@@ -172,12 +173,21 @@ def chosen(metrics: Sequence[str | Metric]) -> dict[str, Metric]:
     found: dict[str, Metric] = {}
     for metric in metrics:
         if isinstance(metric, str):
-            if metric not in METRICS:
-                raise PerronError(f"There is no metric {metric!r}; there are: {', '.join(METRICS)}.")
-            found[metric] = METRICS[metric]
+            found[metric] = _named(metric)
         else:
             found[getattr(metric, "__name__", repr(metric))] = metric
     return found
+
+
+def _named(name: str) -> Metric:
+    block = name.removeprefix(BLOCKS)
+    if block != name and block.isdecimal():
+        return ResidualBlocks(int(block))
+    if name not in METRICS:
+        raise PerronError(
+            f"There is no metric {name!r}; there are: {', '.join(METRICS)}, {BLOCKS}M (for blocks of M steps)."
+        )
+    return METRICS[name]
 
 
 def _sq(x: Tensor) -> Tensor:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import time
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal
@@ -248,7 +248,7 @@ def simulate(
     lr: LearningRate | None = None,
     every: int | Literal["log"] | None = None,
     metrics: Sequence[str | Metric] = ("grad_norm_sq", "consensus_error_sq"),
-    progress: bool | None = None,
+    progress: bool | Callable[[int], None] | None = None,
     **options: Any,
 ) -> History:
     """Run an algorithm and measure it.
@@ -260,7 +260,7 @@ def simulate(
         every: measure after every so many steps, or at steps spaced evenly on a logarithmic scale; by default about 200 times.
             The start and the end are always measured.
         metrics: names from `perron.metrics.METRICS`, or functions of a `Snapshot`.
-        progress: whether to show a progress bar; by default on a terminal.
+        progress: whether to show a progress bar; by default on a terminal. Or a function that is told each recorded step.
 
     Ctrl-C ends the run and returns what was measured, with ``interrupted`` set. A run in which no trial is finite any more
     ends with a warning.
@@ -321,9 +321,10 @@ def recorded(steps: int, every: int | Literal["log"] | None) -> set[int]:
 class Bar:
     """A progress bar on standard error, for runs that take longer than a moment."""
 
-    def __init__(self, total: int, wanted: bool | None, title: str) -> None:
+    def __init__(self, total: int, wanted: bool | Callable[[int], None] | None, title: str) -> None:
         self.total, self.title = total, title
-        self.wanted = sys.stderr.isatty() if wanted is None else wanted
+        self.tell = wanted if callable(wanted) else None
+        self.wanted = sys.stderr.isatty() if wanted is None else wanted is True
         self.started = time.monotonic()
         self.progress: Any = None
         self.task: Any = None
@@ -333,6 +334,8 @@ class Bar:
 
     def at(self, step: int) -> None:
         """Show how far we are, from the second second on."""
+        if self.tell is not None:
+            self.tell(step)
         if not self.wanted or time.monotonic() - self.started < 1:
             return
         if self.progress is None:

@@ -1,0 +1,371 @@
+"""Running a study: on all cores, one process for each run, resumable, into one flat table.
+
+A study's directory holds
+
+    runs/KEY.parquet   the table of one finished run, KEY a hash of all that decides its numbers (and of perron's own code)
+    runs/KEY.json      its parameters, its duration, and warnings
+    results.parquet    all runs: a row for each run, recorded step and trial; each parameter a column
+    manifest.json      version, commit, seeds, machine, duration, and how each run ended
+
+Everything is written atomically, and a finished run is never done again, so a study may be killed at any moment and run
+again. Numbers depend on the seeds only; durations stand in the JSON files, so the same study gives the same table.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import multiprocessing
+import os
+import platform
+import subprocess
+import sys
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from concurrent.futures import wait
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from filelock import FileLock, Timeout
+
+from perron.errors import FileError, PerronError
+from perron.files import write_bytes
+from perron.study import Run, Study
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+# What only looks at results does not decide them.
+LOOKERS = {"cli.py", "study_cli.py", "plots.py", "conclusions.py", "statistics.py", "panels.py", "experiment.py"}
+POLL = 0.25  # seconds between looks at the progress
+_shared: Any = None  # in a worker: how far each run is
+_parent = 0
+
+
+@dataclass
+class Outcome:
+    """How a study ended."""
+
+    study: Study
+    folder: Path
+    table: pd.DataFrame
+    seconds: float
+    reused: int = 0
+    failed: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def finished(self) -> bool:
+        """Whether all runs have results."""
+        return not self.failed
+
+
+def run_study(
+    study: Study,
+    folder: str | Path,
+    *,
+    workers: int | None = None,
+    progress: Callable[[Run, float], None] | None = None,
+    began: Callable[[int, int], None] | None = None,
+) -> Outcome:
+    """Do all runs that have no results yet, and write the table.
+
+    Args:
+        folder: the study's directory.
+        workers: processes; by default as many as this process may use cores.
+        progress: called with a run and the share of it that is done.
+        began: called once with the number of runs and of those that are done already.
+
+    A run that is killed, hangs or raises an error is named in ``Outcome.failed`` and harms no other. Ctrl-C stops; finished
+    runs stay.
+    """
+    folder = Path(folder)
+    started, clock = datetime.now(UTC), time.monotonic()
+    with _alone(folder):
+        (folder / "runs").mkdir(exist_ok=True)
+        todo = [run for run in study.runs if _read(folder, run) is None]
+        if began:
+            began(len(study.runs), len(study.runs) - len(todo))
+        failed = _run_all(study, todo, folder, workers or len(os.sched_getaffinity(0)), progress) if todo else {}
+        outcome = Outcome(
+            study, folder, _collected(study, folder), time.monotonic() - clock, len(study.runs) - len(todo), failed
+        )
+        outcome.table.to_parquet(folder / "results.part", index=False)
+        (folder / "results.part").replace(folder / "results.parquet")
+        _write_json(folder / "manifest.json", _manifest(outcome, started))
+        return outcome
+
+
+def read_study(folder: str | Path) -> Outcome:
+    """The results that a study left in its directory, as far as it came."""
+    folder = Path(folder)
+    try:
+        manifest = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))
+        study = Study.model_validate(manifest["study"])
+        table = _parquet(folder / "results.parquet")
+    except (OSError, ValueError, KeyError) as error:
+        why = " ".join(str(error).split())[:200]
+        raise FileError(f"{folder} holds no results of a study ({why}); perron study run makes them.") from None
+    return Outcome(study, folder, table, manifest["seconds"], manifest["reused"], manifest["failed"])
+
+
+def do(run: Run, tell: Callable[[float], None] | None = None) -> tuple[pd.DataFrame, list[str]]:
+    """One run: its table, and the warnings it gave."""
+    import torch
+
+    from perron.network import Network
+    from perron.simulation import simulate
+
+    problem, algorithm, mixing = run.build()
+    network = Network(mixing)
+    lr, steps = run.rate(algorithm, network, problem.smoothness)
+    with warnings.catch_warnings(record=True) as caught, torch.no_grad():
+        warnings.simplefilter("always")
+        history = simulate(
+            problem,
+            algorithm,
+            mixing,
+            steps=steps,
+            lr=lr,
+            every=run.every,
+            metrics=run.metrics,
+            trials=run.trials,
+            seed=run.seed,
+            progress=(lambda step: tell(step / max(steps, 1))) if tell else False,
+        )
+    facts = _facts(network) | {"lr": lr, "steps": steps, "effective_step": lr * algorithm.effective_step(network)}
+    facts["predicted"] = _predicted(problem, facts["effective_step"])
+    table = history.frame().drop(columns=["algorithm", "network", "nodes", "lr", "seed"])
+    measured = list(history.values)
+    table = table.assign(**run.columns, **facts)
+    first = [*run.columns, *facts]
+    return table[[*first, "step", "trial", *measured]], [str(warning.message) for warning in caught]
+
+
+def _facts(network: Any) -> dict[str, float]:
+    """The network's numbers that theory speaks of."""
+    both = network.mixing.has_pull and network.mixing.has_push
+    return {
+        "c": network.alignment if both else float("nan"),
+        "s_A": network.pull_sum if network.mixing.has_pull else float("nan"),
+        "s_B": network.push_sum if network.mixing.has_push else float("nan"),
+    }
+
+
+def _predicted(problem: Any, step: float) -> float:
+    from perron.theory import noise_floor
+
+    try:
+        return noise_floor(problem, step)
+    except PerronError:
+        return float("nan")
+
+
+# ---- the pool
+
+
+def _run_all(
+    study: Study, todo: list[Run], folder: Path, workers: int, progress: Callable[[Run, float], None] | None
+) -> dict[str, str]:
+    """Do the runs in a pool of processes; what went wrong, by run."""
+    from pebble import ProcessPool
+
+    context = multiprocessing.get_context("spawn")
+    shared = context.RawArray("d", len(todo))  # without a lock, which a killed worker would keep
+    order = sorted(range(len(todo)), key=lambda i: -_cost(todo[i]))  # long ones first: the cores finish together
+    failed: dict[str, str] = {}
+    environment = {name: os.environ.get(name) for name in ("OMP_NUM_THREADS",)}
+    os.environ["OMP_NUM_THREADS"] = (
+        "1"  # for the workers: small tensors are faster on one thread, and they share the cores
+    )
+    pool = ProcessPool(
+        max_workers=min(workers, len(todo)), context=context, initializer=_begin, initargs=(shared, os.getpid())
+    )
+    try:
+        futures: dict[Any, Run] = {
+            pool.schedule(_work, args=[todo[i], i, folder], timeout=60 * study.timeout): todo[i] for i in order
+        }
+        pending: set[Any] = set(futures)
+        while pending:
+            done, pending = wait(pending, timeout=POLL)
+            for future in done:
+                run = futures[future]
+                if said := _ended(future, study.timeout):
+                    failed[run.key] = f"{run}: {said}"
+                shared[todo.index(run)] = 1.0
+            if progress:
+                for run, share in zip(todo, shared, strict=True):
+                    progress(run, share)
+        pool.close()  # type: ignore[no-untyped-call]
+    finally:
+        pool.stop()  # type: ignore[no-untyped-call]
+        pool.join()
+        for name, value in environment.items():
+            os.environ.pop(name) if value is None else os.environ.update({name: value})
+    return {run.key: failed[run.key] for run in todo if run.key in failed}
+
+
+def _cost(run: Run) -> float:
+    longest = run.steps if run.horizon is None or isinstance(run.lr, str) else min(run.steps, run.horizon / run.lr)
+    return run.nodes * run.trials * longest
+
+
+def _ended(future: Any, minutes: float) -> str | None:
+    """What went wrong with a run, or None."""
+    from pebble import ProcessExpired
+
+    try:
+        future.result()
+    except TimeoutError:
+        return f"took longer than timeout = {minutes:g} minutes and was stopped"
+    except ProcessExpired as error:
+        return f"its process was killed (exit code {error.exitcode})"
+    except PerronError as error:
+        return str(error)
+    except MemoryError:
+        return "ran out of memory"
+    except Exception as error:  # whatever it is, the other runs go on and this one is named
+        return f"{type(error).__name__}: {error}"
+    return None
+
+
+def _begin(shared: Any, parent: int) -> None:
+    """What each worker does first."""
+    global _shared, _parent
+    import torch
+
+    _shared, _parent = shared, parent
+    torch.set_num_threads(1)
+
+
+def _work(run: Run, place: int, folder: Path) -> None:
+    """A run in a worker."""
+
+    def tell(share: float) -> None:
+        if os.getppid() != _parent:  # the study was killed: don't go on as an orphan
+            sys.exit(1)
+        _shared[place] = share
+
+    started = time.perf_counter()
+    table, warned = do(run, tell)
+    name = _name(run)
+    part = folder / "runs" / f"{name}.{os.getpid()}.part"
+    table.to_parquet(part, index=False)
+    told = {"run": run.model_dump(mode="json"), "seconds": round(time.perf_counter() - started, 3), "warnings": warned}
+    _write_json(folder / "runs" / f"{name}.json", told)
+    part.replace(folder / "runs" / f"{name}.parquet")
+
+
+# ---- files
+
+
+@contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """Nobody else runs a study in this directory meanwhile."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        lock = FileLock(folder / "lock", timeout=0)
+        lock.acquire()
+    except Timeout:
+        raise PerronError(
+            f"Another process is running a study in {folder}; wait for it, or choose another --out."
+        ) from None
+    except OSError as error:
+        raise FileError(f"Cannot write to {folder}: {error.strerror}.") from None
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+def _name(run: Run) -> str:
+    return f"{run.key}-{code()}"
+
+
+def _read(folder: Path, run: Run) -> pd.DataFrame | None:
+    """The table of a finished run; None if it is not there or damaged."""
+    try:
+        return _parquet(folder / "runs" / f"{_name(run)}.parquet")
+    except (OSError, ValueError):
+        return None
+
+
+def _parquet(path: Path) -> pd.DataFrame:
+    import pandas as pd
+
+    return pd.read_parquet(path)
+
+
+def _collected(study: Study, folder: Path) -> pd.DataFrame:
+    import pandas as pd
+
+    tables = [table for run in study.runs if (table := _read(folder, run)) is not None]
+    return pd.concat(tables, ignore_index=True) if tables else pd.DataFrame()
+
+
+def _write_json(path: Path, content: Any) -> None:
+    write_bytes(path, (json.dumps(content, indent=2) + "\n").encode())
+
+
+def _manifest(outcome: Outcome, started: datetime) -> dict[str, Any]:
+    import numpy as np
+    import torch
+
+    from perron import __version__
+
+    runs = outcome.folder / "runs"
+    seconds = {
+        run.key: json.loads((runs / f"{_name(run)}.json").read_text(encoding="utf-8"))["seconds"]
+        for run in outcome.study.runs
+        if (runs / f"{_name(run)}.json").exists()
+    }
+    return {
+        "study": outcome.study.model_dump(mode="json"),
+        "perron": __version__,
+        "commit": _commit(),
+        "code": code(),
+        "seeds": outcome.study.seeds,
+        "machine": {
+            "system": platform.platform(),
+            "processor": platform.machine(),
+            "cores": len(os.sched_getaffinity(0)),
+            "python": platform.python_version(),
+            "torch": torch.__version__,
+            "numpy": np.__version__,
+        },
+        "started": started.isoformat(timespec="seconds"),
+        "seconds": round(outcome.seconds, 1),
+        "core_seconds": round(sum(seconds.values()), 1),
+        "runs": seconds,
+        "reused": outcome.reused,
+        "failed": outcome.failed,
+    }
+
+
+@lru_cache
+def code() -> str:
+    """A hash of perron's own files that decide numbers: results of other code are not taken for results of this."""
+    here = Path(__file__).parent
+    digest = hashlib.sha256()
+    for path in sorted(here.rglob("*.py")):
+        if path.name not in LOOKERS:
+            digest.update(path.relative_to(here).as_posix().encode() + path.read_bytes())
+    return digest.hexdigest()[:8]
+
+
+def _commit() -> str | None:
+    """The commit of a checkout that perron is run from; with a plus if files were changed since."""
+    here = Path(__file__).parent
+
+    def git(*arguments: str) -> str:
+        command = ["git", "-C", str(here), *arguments]
+        return subprocess.run(command, capture_output=True, text=True, check=True, timeout=10).stdout.strip()  # noqa: S603
+
+    try:
+        return git("rev-parse", "--short=12", "HEAD") + ("+" if git("status", "--porcelain", "--", ".") else "")
+    except (OSError, subprocess.SubprocessError):
+        return None
