@@ -22,6 +22,10 @@ LAYERS = [
     ["plots"],
     ["history"],
     ["simulation"],
+    ["study"],
+    ["experiment", "speedup"],
+    ["conclusions"],
+    ["study_cli"],
     ["cli"],
 ]
 RANK = {name: rank for rank, layer in enumerate(LAYERS) for name in layer}

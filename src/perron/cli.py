@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from perron import study_cli
 from perron.errors import FileError, PerronError
 
 if TYPE_CHECKING:
@@ -24,6 +25,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
 )
+app.add_typer(study_cli.app, name="study")
 _debug = False
 
 

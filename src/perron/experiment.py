@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 # What only looks at results does not decide them.
-LOOKERS = {"cli.py", "study_cli.py", "plots.py", "conclusions.py", "statistics.py", "panels.py", "experiment.py"}
+LOOKERS = {"cli.py", "study_cli.py", "plots.py", "speedup.py", "conclusions"}
 POLL = 0.25  # seconds between looks at the progress
 _shared: Any = None  # in a worker: how far each run is
 _parent = 0
@@ -53,7 +53,7 @@ class Outcome:
 
     study: Study
     folder: Path
-    table: pd.DataFrame
+    table: Any  # a pandas table, of which the type checker knows too little
     seconds: float
     reused: int = 0
     failed: dict[str, str] = field(default_factory=dict)
@@ -176,7 +176,7 @@ def _run_all(
 
     context = multiprocessing.get_context("spawn")
     shared = context.RawArray("d", len(todo))  # without a lock, which a killed worker would keep
-    order = sorted(range(len(todo)), key=lambda i: -_cost(todo[i]))  # long ones first: the cores finish together
+    order = sorted(range(len(todo)), key=lambda i: -cost(todo[i]))  # long ones first: the cores finish together
     failed: dict[str, str] = {}
     environment = {name: os.environ.get(name) for name in ("OMP_NUM_THREADS",)}
     os.environ["OMP_NUM_THREADS"] = (
@@ -209,7 +209,8 @@ def _run_all(
     return {run.key: failed[run.key] for run in todo if run.key in failed}
 
 
-def _cost(run: Run) -> float:
+def cost(run: Run) -> float:
+    """How much work a run is, in gradients of one node."""
     longest = run.steps if run.horizon is None or isinstance(run.lr, str) else min(run.steps, run.horizon / run.lr)
     return run.nodes * run.trials * longest
 
@@ -352,7 +353,7 @@ def code() -> str:
     here = Path(__file__).parent
     digest = hashlib.sha256()
     for path in sorted(here.rglob("*.py")):
-        if path.name not in LOOKERS:
+        if path.relative_to(here).parts[0] not in LOOKERS:
             digest.update(path.relative_to(here).as_posix().encode() + path.read_bytes())
     return digest.hexdigest()[:8]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from itertools import cycle
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -32,7 +33,8 @@ COLOURS = (
     "#56B4E9",
     "#000000",
 )  # Okabe & Ito: colour-blind-safe
-BLUE, INK, PALE = COLOURS[0], "#222222", "#E6F1F8"
+MARKERS = ("o", "s", "^", "D", "v", "P", "X")
+BLUE, INK, PALE, GREY = COLOURS[0], "#222222", "#E6F1F8", "#888888"
 
 
 def draw(graph: Graph | Sequence[Graph], path: str | Path) -> Path:
@@ -89,6 +91,102 @@ def curves(lines: Mapping[str, tuple[Any, FloatArray, FloatArray]], metric: str,
     axes.grid(alpha=0.25)
     axes.legend(frameon=False, fontsize=9)
     return figure
+
+
+@dataclass(frozen=True)
+class Line:
+    """One curve of a panel: ``y`` at ``x`` with a band of two standard errors.
+
+    ``floor`` is a level drawn dashed in the same colour; ``guide`` makes the curve itself a thin grey reference.
+    """
+
+    label: str
+    x: FloatArray
+    y: FloatArray
+    error: FloatArray | None = None
+    floor: float | None = None
+    guide: bool = False
+
+
+def panels(
+    content: Mapping[str, Sequence[Line]],
+    *,
+    x: str,
+    y: str,
+    columns: int = 3,
+    log_x: bool = False,
+    points: bool = False,
+    legend: str | None = None,
+    note: str | None = None,
+) -> Figure:
+    """A grid of panels with logarithmic y axes and one legend for all; the same label has the same colour in each.
+
+    Args:
+        content: for each panel its title and lines.
+        x, y: what the axes show.
+        log_x: whether x is logarithmic too; the values of x are then the ticks.
+        points: whether to mark the points and draw error bars instead of bands.
+        legend, note: title of the legend, and what stands under the panels.
+    """
+    from matplotlib.figure import Figure
+
+    width = min(columns, len(content))
+    height = -(-len(content) // width)
+    figure = Figure(figsize=(max(3.1 * width, 4.8), 2.5 * height + 0.75), layout="constrained")
+    axes = figure.subplots(height, width, squeeze=False, sharey=True).ravel()
+    labels = list(dict.fromkeys(line.label for lines in content.values() for line in lines if not line.guide))
+    style = {label: (COLOURS[i % len(COLOURS)], MARKERS[i % len(MARKERS)]) for i, label in enumerate(labels)}
+    handles: dict[str, Any] = {}
+    for i, (panel, (title, lines)) in enumerate(zip(axes, content.items(), strict=False)):
+        for line in lines:
+            colour, marker = (GREY, "") if line.guide else style[line.label]
+            handles.setdefault(line.label, _line(panel, line, colour, marker, points))
+        panel.set_title(title, fontsize=10, color=INK)
+        panel.set_yscale("log")
+        panel.grid(alpha=0.25, linewidth=0.6)
+        panel.tick_params(labelsize=8)
+        panel.spines[["top", "right"]].set_visible(False)
+        if log_x:
+            _ticks(panel, sorted({float(value) for line in lines for value in line.x}))
+        if i + width >= len(content):
+            panel.set_xlabel(x, fontsize=9)
+        if i % width == 0:
+            panel.set_ylabel(y, fontsize=9)
+    for panel in axes[len(content) :]:
+        panel.set_axis_off()
+    figure.legend(
+        handles.values(), handles.keys(), title=legend, loc="outside lower center", ncols=min(len(handles), 6), frameon=False,
+        fontsize=9, title_fontsize=9,
+    )  # fmt: skip
+    if note:
+        figure.supxlabel(note, fontsize=8, color=INK)
+    return figure
+
+
+def _line(axes: Axes, line: Line, colour: str, marker: str, points: bool) -> Any:
+    if line.guide:
+        return axes.plot(line.x, line.y, color=colour, linewidth=1.0, linestyle=(0, (4, 3)), zorder=1)[0]
+    if points:
+        error = None if line.error is None else 2 * line.error
+        handle: Any = axes.errorbar(
+            line.x, line.y, yerr=error, color=colour, marker=marker, markersize=4.5, linewidth=1.2, capsize=2
+        )
+    else:
+        handle = axes.plot(line.x, line.y, color=colour, linewidth=1.1)[0]
+        if line.error is not None:
+            low = np.maximum(line.y - 2 * line.error, line.y * 1e-2)
+            axes.fill_between(line.x, low, line.y + 2 * line.error, color=colour, alpha=0.2, linewidth=0)
+    if line.floor is not None:
+        axes.axhline(line.floor, color=colour, linewidth=1.0, linestyle=(0, (4, 2)))
+    return handle
+
+
+def _ticks(axes: Axes, values: list[float]) -> None:
+    from matplotlib.ticker import NullLocator
+
+    axes.set_xscale("log")
+    axes.set_xticks(values, [f"{value:g}" for value in values])
+    axes.xaxis.set_minor_locator(NullLocator())
 
 
 def save(figure: Figure, path: str | Path) -> Path:

@@ -43,7 +43,7 @@ from perron.problems import Logistic, Quadratic
 
 PROBLEMS: dict[str, Callable[..., Problem]] = {"logistic": Logistic.synthetic, "quadratic": Quadratic.random}
 CONCLUSIONS = ("speedup", "time_to_accuracy", "residual", "comparison", "topologies")
-Scalar = bool | int | float | str
+Scalar = bool | int | float | str | None
 
 
 class Choice(BaseModel):
@@ -274,7 +274,7 @@ class Run(BaseModel):
         options = {name: value for name, value in self.problem.items() if name != "kind"}
         problem = PROBLEMS[self.problem["kind"]](self.nodes, **options)
         algorithm = _algorithm(self.algorithm, self.algorithm_options)
-        return problem, algorithm, self._mixing()
+        return problem, algorithm, self.mixing()
 
     def rate(self, algorithm: Algorithm, network: Network, smoothness: float | None) -> tuple[float, int]:
         """The learning rate and the number of steps."""
@@ -289,7 +289,8 @@ class Run(BaseModel):
         step = lr * algorithm.effective_step(network)
         return lr, min(self.steps, max(1, round(self.horizon / step)))
 
-    def _mixing(self) -> Mixing:
+    def mixing(self) -> Mixing:
+        """The network."""
         if self.weights == "authors":
             return _named(self.topology, authors.NAMES, "network of the authors")(self.nodes, seed=self.network_seed)
         family, rule = topologies.NAMES[self.topology], RULES[self.weights]

@@ -150,10 +150,12 @@ class Logistic(Problem):
             out = np.empty(points.shape)
             local_grads(self._blocks, points, self.samples, out)
             return self._regularized(torch.from_numpy(out), x)
-        total = torch.zeros_like(x)
-        for rows in self.rows.split(max(1, CHUNK // self.nodes), dim=1):  # type: ignore[no-untyped-call]
-            total += _mean_grad(rows.to(x.dtype), x) * rows.shape[1]
-        return self._regularized(total / self.samples, x)
+        points = x.reshape(-1, self.nodes, self.dim).permute(1, 2, 0)  # (n, d, points)
+        total = torch.zeros_like(points)
+        for chunk in self.rows.split(max(1, CHUNK // self.nodes), dim=1):  # type: ignore[no-untyped-call]
+            rows = chunk.to(x.dtype)
+            total -= rows.mT @ torch.sigmoid(-(rows @ points))
+        return self._regularized(total.permute(2, 0, 1) / self.samples, x)
 
     def loss(self, x: Tensor) -> Tensor:
         """f at common points."""
@@ -218,7 +220,7 @@ class Logistic(Problem):
 
     def _regularized(self, grad: Tensor, x: Tensor) -> Tensor:
         square = x * x
-        return grad.to(x).view_as(x) + 2 * self.regularization * x / (1 + square) ** 2
+        return grad.to(x).reshape(x.shape) + 2 * self.regularization * x / (1 + square) ** 2
 
     def _chunks(self, dtype: torch.dtype) -> Iterator[Tensor]:
         return (rows.to(dtype) for rows in self.rows.view(-1, self.dim).split(CHUNK))  # type: ignore[no-untyped-call]

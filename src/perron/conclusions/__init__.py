@@ -1,0 +1,77 @@
+"""What follows from a study's table: tables, sentences, figures and a summary. Nothing here runs anything.
+
+Each conclusion is a function of an `Outcome`; a study file names the one it wants.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from perron import plots
+from perron.conclusions.accuracy import time_to_accuracy
+from perron.conclusions.comparison import comparison
+from perron.conclusions.conclusion import Conclusion
+from perron.conclusions.networks import networks
+from perron.conclusions.residual import residual
+from perron.conclusions.speedup import speedup
+from perron.errors import PerronError
+from perron.experiment import Outcome
+from perron.files import write_bytes
+
+CONCLUSIONS: dict[str, Callable[[Outcome], Conclusion]] = {
+    "speedup": speedup,
+    "time_to_accuracy": time_to_accuracy,
+    "residual": residual,
+    "comparison": comparison,
+    "topologies": networks,
+}
+
+
+def conclude(outcome: Outcome) -> Conclusion:
+    """Draw the conclusion that the study asks for."""
+    if outcome.table.empty:
+        raise PerronError(f"The study {outcome.study.name} has no results: every run failed.")
+    return CONCLUSIONS[outcome.study.conclusion](outcome)
+
+
+def write(outcome: Outcome, conclusion: Conclusion) -> list[Path]:
+    """Write figures (PNG and PDF), ``summary.json`` and ``report.md`` into the study's directory; the paths."""
+    folder, paths = outcome.folder, []
+    for name, figure in conclusion.figures.items():
+        for suffix in (".png", ".pdf"):
+            path = folder / f"{name}{suffix}"
+            paths.append(figure(path) if callable(figure) else plots.save(figure, path))
+    summary = {"study": outcome.study.name, "conclusion": outcome.study.conclusion, "sentences": conclusion.sentences}
+    text = json.dumps(plain(summary | conclusion.summary), indent=2)
+    paths.append(write_bytes(folder / "summary.json", f"{text}\n".encode()))
+    paths.append(write_bytes(folder / "report.md", markdown(outcome, conclusion).encode()))
+    return paths
+
+
+def markdown(outcome: Outcome, conclusion: Conclusion) -> str:
+    """A page about the study: what, pictures, tables, meaning."""
+    study = outcome.study
+    parts = [f"# {study.title or study.name}", study.about.strip(), *conclusion.sentences]
+    parts += [f"![{name}]({name}.png)" for name in conclusion.figures]
+    for title, table in conclusion.tables.items():
+        rows = [list(table.columns), ["---"] * len(table.columns), *table.to_numpy().tolist()]
+        parts += [f"## {title}", "\n".join("| " + " | ".join(map(str, row)) + " |" for row in rows)]
+    if outcome.failed:
+        parts += ["## Runs that failed", "\n".join(f"- {said}" for said in outcome.failed.values())]
+    return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def plain(value: Any) -> Any:
+    """Numbers that JSON knows; what is not finite becomes null."""
+    if isinstance(value, dict):
+        return {key: plain(entry) for key, entry in value.items()}
+    if isinstance(value, list):
+        return [plain(entry) for entry in value]
+    if isinstance(value, np.generic):
+        value = value.item()
+    return None if isinstance(value, float) and not np.isfinite(value) else value

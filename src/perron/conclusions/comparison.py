@@ -1,0 +1,77 @@
+"""Algorithms side by side."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from perron import plots
+from perron.conclusions.conclusion import (
+    METRIC,
+    SQUARED_NORM,
+    Conclusion,
+    curve,
+    spoken,
+    strings,
+    titled,
+)
+from perron.experiment import Outcome
+from perron.plots import Line
+from perron.speedup import level, series
+
+
+def comparison(outcome: Outcome) -> Conclusion:
+    """Algorithms on the same panels, and their levels beside centralized SGD's."""
+    found, rows = Conclusion(), []
+    content: dict[str, list[Line]] = {}
+    for (topology, n), part in outcome.table.groupby(["topology", "nodes"], sort=False):
+        baseline = (
+            level(*series(part[part.algorithm == "centralized"], METRIC))
+            if (part.algorithm == "centralized").any()
+            else None
+        )
+        panel = f"{spoken(topology)}, n = {n}"
+        for algorithm, run in part.groupby("algorithm", sort=False):
+            one = level(*series(run, METRIC))
+            floor = float(run.predicted.iloc[0]) if algorithm == "centralized" else None
+            content.setdefault(panel, []).append(curve(run, titled(algorithm), floor=floor))
+            row = {"topology": topology, "nodes": int(n), "algorithm": algorithm, "lr": float(run.lr.iloc[0])}
+            row |= {"level": one.mean, "error": one.error, "stationary": one.stationary, "why": one.why}
+            row["predicted"] = float(run.predicted.iloc[0])
+            row["ratio"] = one.mean / baseline.mean if baseline else np.nan
+            row["ratio_error"] = (
+                row["ratio"] * np.hypot(one.error / one.mean, baseline.error / baseline.mean) if baseline else np.nan
+            )
+            rows.append(row)
+    found.figures["families"] = plots.panels(
+        content, x="step", y=SQUARED_NORM, note="dashed: predicted floor of centralized SGD"
+    )
+    found.summary["levels"] = rows
+    found.tables["Levels at equal effective step"] = strings(
+        [
+            {
+                "topology": spoken(row["topology"]),
+                "nodes": str(row["nodes"]),
+                "algorithm": titled(row["algorithm"]),
+                "lr": f"{row['lr']:.3g}",
+                "level": f"{row['level']:.3e} ± {row['error']:.0e}",
+                "/ predicted": f"{row['level'] / row['predicted']:.3f}",
+                "/ centralized": f"{row['ratio']:.3f} ± {row['ratio_error']:.3f}",
+                "stationary": "yes" if row["stationary"] else f"no: {row['why']}",
+            }
+            for row in rows
+        ]
+    )
+    found.sentences = _comparison_sentences(rows)
+    return found
+
+
+def _comparison_sentences(rows: list[dict[str, Any]]) -> list[str]:
+    said = []
+    for algorithm in dict.fromkeys(row["algorithm"] for row in rows if row["algorithm"] != "centralized"):
+        ratios = [row["ratio"] for row in rows if row["algorithm"] == algorithm and row["stationary"]]
+        moving = [spoken(row["topology"]) for row in rows if row["algorithm"] == algorithm and not row["stationary"]]
+        text = f"{min(ratios):.2f} to {max(ratios):.2f} times" if ratios else "nowhere settled at"
+        said.append(f"{titled(algorithm)} {text}" + (f" (not settled on {', '.join(moving)})" if moving else ""))
+    return [f"At equal effective step, levels relative to centralized SGD's: {'; '.join(said)}."]

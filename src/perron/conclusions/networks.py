@@ -1,0 +1,57 @@
+"""The networks themselves."""
+
+from __future__ import annotations
+
+from perron import plots
+from perron.conclusions.conclusion import (
+    Conclusion,
+    file_name,
+    spoken,
+    strings,
+)
+from perron.experiment import Outcome
+
+
+def networks(outcome: Outcome) -> Conclusion:
+    """The topologies drawn, with the numbers that decide how they mix."""
+    found = Conclusion()
+    first = outcome.table.drop_duplicates("run")
+    rows = [
+        {
+            "topology": row.topology,
+            "nodes": int(row.nodes),
+            "weights": row.weights,
+            "c": row.c,
+            "s_A": row.s_A,
+            "s_B": row.s_B,
+        }
+        for row in first.itertuples()
+    ]
+    found.tables["Networks"] = strings(
+        [
+            {key: f"{value:.3g}" if isinstance(value, float) else spoken(str(value)) for key, value in row.items()}
+            for row in rows
+        ]
+    )
+    found.summary["networks"] = rows
+    for weights in dict.fromkeys(run.weights for run in outcome.study.runs):
+        drawn = {
+            f"{spoken(run.topology)}, n = {run.nodes}": run.mixing().pull_graph
+            for run in outcome.study.runs
+            if run.weights == weights and run.nodes == _drawn_at(outcome, run.topology, weights)
+        }
+        name = file_name("topologies", {"weights": weights} if len(outcome.study.weights) > 1 else {})
+        found.figures[name] = lambda path, drawn=drawn: plots.draw_all(drawn, path)
+    slow = max(rows, key=lambda row: row["s_A"])
+    found.sentences = [
+        "An arrow from j to i means that node i hears node j; links that go both ways are plain lines. s_A adds up all "
+        f"disagreement that a network leaves behind; the slowest here is {spoken(slow['topology'])} at n={slow['nodes']} with "
+        f"s_A = {slow['s_A']:.3g}."
+    ]
+    return found
+
+
+def _drawn_at(outcome: Outcome, topology: str, weights: str) -> int:
+    """16 nodes, as in the paper's figure, or the nearest there is."""
+    counts = {run.nodes for run in outcome.study.runs if (run.topology, run.weights) == (topology, weights)}
+    return min(counts, key=lambda n: abs(n - 16))

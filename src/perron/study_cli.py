@@ -1,0 +1,158 @@
+"""``perron study``: list, run, plot and show studies."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from perron.errors import PerronError
+
+if TYPE_CHECKING:
+    from perron.experiment import Outcome
+
+app = typer.Typer(help="Studies: sweeps over networks, algorithms and steps, from a file.", no_args_is_help=True)
+Folder = Annotated[Path, typer.Argument(metavar="DIR", help="The directory of a study that was run.")]
+
+
+@app.command("list")
+def list_studies() -> None:
+    """List the studies that come with perron."""
+    from rich.console import Console
+    from rich.table import Table
+
+    from perron.study import load, shipped
+
+    table = Table("study", "what it shows", "runs", title="Studies (perron study run NAME)")
+    for name in shipped():
+        study = load(name)
+        table.add_row(name, study.title, str(len(study.runs)))
+    Console().print(table)
+
+
+@app.command()
+def run(
+    study: Annotated[str, typer.Argument(metavar="NAME|FILE", help="A study that comes with perron, or a .toml file.")],
+    change: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="Change a key, as lr=0.01, nodes=[4,8] or problem.batch=50."),
+    ] = None,
+    out: Annotated[Path | None, typer.Option(metavar="DIR", help="Where results go (default: results/NAME).")] = None,
+    workers: Annotated[int | None, typer.Option(min=1, help="Processes (default: one for each core).")] = None,
+) -> None:
+    """Run a study, or go on with one that was stopped: finished runs are not repeated.
+
+    perron study run synthetic-speedup
+    perron study run my-study.toml --set trials=5 --out results/quick
+    """
+    from perron.study import load, parse
+
+    loaded = load(study, parse(change or []))
+    finish(run_with_progress(loaded, out or Path("results") / loaded.name, workers))
+
+
+@app.command()
+def plot(folder: Folder) -> None:
+    """Draw the figures of a study again and write its summary and report."""
+    from rich.console import Console
+
+    from perron.conclusions import conclude, write
+    from perron.experiment import read_study
+
+    outcome = read_study(folder)
+    for path in write(outcome, conclude(outcome)):
+        Console().print(str(path), soft_wrap=True, markup=False, highlight=False)
+
+
+@app.command()
+def show(folder: Folder) -> None:
+    """Show the tables of a study and what they mean."""
+    from perron.experiment import read_study
+
+    finish(read_study(folder), files=False)
+
+
+def run_with_progress(study: Any, folder: Path, workers: int | None = None) -> Outcome:
+    """Run a study with a progress bar on standard error."""
+    from rich.console import Console
+    from rich.progress import (
+        BarColumn,
+        Progress,
+        TaskProgressColumn,
+        TextColumn,
+        TimeElapsedColumn,
+        TimeRemainingColumn,
+    )
+
+    from perron.experiment import cost, run_study
+
+    console = Console(stderr=True)
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TaskProgressColumn(),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=console, disable=not console.is_terminal) as bar:
+        task = bar.add_task(study.name, total=None)
+        shares: dict[str, tuple[float, float]] = {}
+
+        def began(runs: int, done: int) -> None:
+            already = f", {done} of them done already" if done else ""
+            console.print(f"{study.title or study.name}: {runs} runs{already}.", highlight=False, markup=False)
+
+        def progress(run: Any, share: float) -> None:
+            shares[run.key] = (cost(run), share)
+            bar.update(
+                task,
+                total=sum(weight for weight, _ in shares.values()),
+                completed=sum(weight * part for weight, part in shares.values()),
+            )
+
+        try:
+            return run_study(study, folder, workers=workers, progress=progress, began=began)
+        except KeyboardInterrupt:
+            bar.stop()
+            console.print(f"Stopped. Finished runs are kept in {folder}; the same command goes on.", markup=False)
+            raise typer.Exit(130) from None
+
+
+def finish(outcome: Outcome, *, files: bool = True) -> None:
+    """Show what a study found, write its files, and say which runs failed."""
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    from perron.conclusions import conclude, write
+
+    console = Console()
+    if not console.is_terminal:
+        console.width = 140  # a file has room
+    found = conclude(outcome)
+    for title, cells in reversed(found.tables.items()):
+        table = Table(*map(str, cells.columns), title=title)
+        for row in cells.to_numpy().tolist():
+            table.add_row(*(Text(cell) for cell in row))
+        console.print(table)
+    paths = write(outcome, found) if files else []
+    for sentence in found.sentences:
+        console.print(sentence, highlight=False, markup=False)
+    done = f"{len(outcome.study.runs) - len(outcome.failed)} runs in {outcome.seconds:.0f} s"
+    console.print(f"{done}{f', {outcome.reused} of them from before' if outcome.reused else ''}.", highlight=False)
+    for path in paths:
+        if path.suffix == ".png":
+            console.print(f"Picture: {path}", soft_wrap=True, markup=False, highlight=False)
+    if files:
+        table_path = outcome.folder / "results.parquet"
+        console.print(
+            f"Table: {table_path}; report: {outcome.folder / 'report.md'}",
+            soft_wrap=True,
+            markup=False,
+            highlight=False,
+        )
+    if outcome.failed:
+        raise PerronError(
+            "; ".join(outcome.failed.values()) + ". The other runs are done; the same command tries these again."
+        )
