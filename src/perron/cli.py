@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from perron import study_cli
-from perron.errors import FileError, PerronError
+from perron.errors import PerronError
 
 if TYPE_CHECKING:
     from perron.graph import Graph
@@ -163,42 +163,16 @@ def algorithms(as_json: Annotated[bool, typer.Option("--json", help="Print JSON.
 
 @app.command()
 def demo(
-    out: Annotated[Path, typer.Option(help="Where to write the pictures.")] = Path("results/demo"),
-    nodes: Annotated[int, typer.Option(help="How many nodes; a square number, for the grid.")] = 16,
+    out: Annotated[Path, typer.Option(help="Where to write the results.")] = Path("results/demo"),
+    workers: Annotated[int | None, typer.Option(min=1, help="Processes (default: one for each core).")] = None,
 ) -> None:
-    """Build the paper's six topologies, print their metrics and write their pictures."""
-    from rich.box import SIMPLE
-    from rich.console import Console
-    from rich.table import Table
+    """Measure Push-Pull's linear speedup on the paper's six topologies, in about a minute on two cores.
 
-    from perron import files, plots, spectral, topologies
-    from perron.mixing import Mixing
+    A smaller version of: perron study run synthetic-speedup
+    """
+    from perron.study import load
 
-    graphs: dict[str, Graph] = {name: topologies.NAMES[name](nodes) for name in topologies.PAPER}  # type: ignore[misc]
-    table = Table(
-        title=f"The paper's six topologies, {nodes} nodes, weights 1..9", box=SIMPLE, padding=0, pad_edge=False
-    )
-    table.add_column("topology", no_wrap=True)
-    for column in ("edges", "rho_A", "rho_B", "kappa_A", "kappa_B", "s_A", "s_B", "c"):
-        table.add_column(column, justify="right")
-    for name, built in graphs.items():
-        told = spectral.describe(Mixing.random_integer(built, seed=0)).to_dict()
-        pairs = [told[side][key] for key in ("rho_2", "kappa", "s") for side in ("pull", "push")]
-        table.add_row(name, str(len(built.edges)), *(f"{number:.3g}" for number in [*pairs, told["c"]]))
-    console = Console()
-    console.print(table)
-    console.print(
-        "rho: share of a disagreement that a step leaves. kappa: how unequally nodes count.\n"
-        "s: all disagreement, ever. c: Push-Pull moves by c times its learning rate."
-    )
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise FileError(f"Cannot make the directory {out}: {error.strerror}.") from None
-    for name, built in graphs.items():
-        files.write_graph(built, out / f"{name}.graphml")
-    console.print(f"Picture: {plots.draw_all(graphs, out / 'topologies.png')}", soft_wrap=True, markup=False)
-    console.print(f"Graph files: {out}/*.graphml", soft_wrap=True, markup=False)
+    study_cli.finish(study_cli.run_with_progress(load("demo"), out, workers), only=["Slopes"])
 
 
 def _network(

@@ -18,6 +18,7 @@ import json
 import multiprocessing
 import os
 import platform
+import signal
 import subprocess
 import sys
 import time
@@ -137,6 +138,8 @@ def do(run: Run, tell: Callable[[float], None] | None = None) -> tuple[pd.DataFr
             seed=run.seed,
             progress=(lambda step: tell(step / max(steps, 1))) if tell else False,
         )
+    if history.interrupted:
+        raise KeyboardInterrupt  # half a run is none
     facts = _facts(network) | {"lr": lr, "steps": steps, "effective_step": lr * algorithm.effective_step(network)}
     facts["predicted"] = _predicted(problem, facts["effective_step"])
     table = history.frame().drop(columns=["algorithm", "network", "nodes", "lr", "seed"])
@@ -187,7 +190,10 @@ def _run_all(
     )
     try:
         futures: dict[Any, Run] = {
-            pool.schedule(_work, args=[todo[i], i, folder], timeout=60 * study.timeout): todo[i] for i in order
+            pool.schedule(_work, args=[todo[i], i, folder / "runs" / _name(todo[i])], timeout=60 * study.timeout): todo[
+                i
+            ]
+            for i in order
         }
         pending: set[Any] = set(futures)
         while pending:
@@ -239,12 +245,13 @@ def _begin(shared: Any, parent: int) -> None:
     global _shared, _parent
     import torch
 
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which then stops the workers
     _shared, _parent = shared, parent
     torch.set_num_threads(1)
 
 
-def _work(run: Run, place: int, folder: Path) -> None:
-    """A run in a worker."""
+def _work(run: Run, place: int, target: Path) -> None:
+    """A run in a worker; its files are the target with a suffix."""
 
     def tell(share: float) -> None:
         if os.getppid() != _parent:  # the study was killed: don't go on as an orphan
@@ -253,12 +260,11 @@ def _work(run: Run, place: int, folder: Path) -> None:
 
     started = time.perf_counter()
     table, warned = do(run, tell)
-    name = _name(run)
-    part = folder / "runs" / f"{name}.{os.getpid()}.part"
+    part = target.with_suffix(f".{os.getpid()}.part")
     table.to_parquet(part, index=False)
     told = {"run": run.model_dump(mode="json"), "seconds": round(time.perf_counter() - started, 3), "warnings": warned}
-    _write_json(folder / "runs" / f"{name}.json", told)
-    part.replace(folder / "runs" / f"{name}.parquet")
+    _write_json(target.with_suffix(".json"), told)
+    part.replace(target.with_suffix(".parquet"))
 
 
 # ---- files

@@ -18,7 +18,7 @@ from perron.graph import FloatArray, IntArray
 
 SHARES = (1 / 2, 1 / 3, 1 / 4)  # of the run that are tried as the window of a level, the longest first
 SURE = 3.0  # standard errors of a fall that is taken for a fall
-VAGUE = 0.1  # standard error, relative to the level, beyond which a fall could hide in the noise
+VAGUE = 0.1  # standard error, relative to the level, of what is too noisy: a fall could hide in it
 WIDTH = 1.96  # standard errors on either side of a 95 % interval
 RESAMPLES = 400
 
@@ -79,7 +79,7 @@ def _level(steps: IntArray, values: FloatArray, share: float) -> Level:
     error, fall_error = (float(x.std(ddof=1)) / sqrt(trials) for x in (each, falls))
     if abs(fall) > max(SURE * fall_error, 1e-9):
         why = "still falling" if fall > 0 else "rising"
-    elif fall_error > VAGUE:
+    elif max(fall_error, error / mean if mean else 0.0) > VAGUE:
         why = "too noisy"
     else:
         why = ""

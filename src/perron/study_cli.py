@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -101,7 +102,9 @@ def run_with_progress(study: Any, folder: Path, workers: int | None = None) -> O
 
         def began(runs: int, done: int) -> None:
             already = f", {done} of them done already" if done else ""
-            console.print(f"{study.title or study.name}: {runs} runs{already}.", highlight=False, markup=False)
+            console.print(
+                f"{study.title or study.name}: {runs} runs{already}.", highlight=False, markup=False, soft_wrap=True
+            )
 
         def progress(run: Any, share: float) -> None:
             shares[run.key] = (cost(run), share)
@@ -115,12 +118,14 @@ def run_with_progress(study: Any, folder: Path, workers: int | None = None) -> O
             return run_study(study, folder, workers=workers, progress=progress, began=began)
         except KeyboardInterrupt:
             bar.stop()
-            console.print(f"Stopped. Finished runs are kept in {folder}; the same command goes on.", markup=False)
+            console.print(
+                f"Stopped. Finished runs are kept in {folder}; the same command goes on.", markup=False, soft_wrap=True
+            )
             raise typer.Exit(130) from None
 
 
-def finish(outcome: Outcome, *, files: bool = True) -> None:
-    """Show what a study found, write its files, and say which runs failed."""
+def finish(outcome: Outcome, *, files: bool = True, only: Sequence[str] = ()) -> None:
+    """Show what a study found (all its tables, or only some), write its files, and say which runs failed."""
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
@@ -132,26 +137,18 @@ def finish(outcome: Outcome, *, files: bool = True) -> None:
         console.width = 140  # a file has room
     found = conclude(outcome)
     for title, cells in reversed(found.tables.items()):
-        table = Table(*map(str, cells.columns), title=title)
-        for row in cells.to_numpy().tolist():
-            table.add_row(*(Text(cell) for cell in row))
-        console.print(table)
-    paths = write(outcome, found) if files else []
-    for sentence in found.sentences:
-        console.print(sentence, highlight=False, markup=False)
-    done = f"{len(outcome.study.runs) - len(outcome.failed)} runs in {outcome.seconds:.0f} s"
-    console.print(f"{done}{f', {outcome.reused} of them from before' if outcome.reused else ''}.", highlight=False)
-    for path in paths:
-        if path.suffix == ".png":
-            console.print(f"Picture: {path}", soft_wrap=True, markup=False, highlight=False)
+        if not only or title in only:
+            table = Table(*map(str, cells.columns), title=title)
+            for row in cells.to_numpy().tolist():
+                table.add_row(*(Text(cell) for cell in row))
+            console.print(table)
+    before = f", {outcome.reused} of them from before" if outcome.reused else ""
+    lines = [f"{len(outcome.study.runs) - len(outcome.failed)} runs in {outcome.seconds:.0f} s{before}."]
     if files:
-        table_path = outcome.folder / "results.parquet"
-        console.print(
-            f"Table: {table_path}; report: {outcome.folder / 'report.md'}",
-            soft_wrap=True,
-            markup=False,
-            highlight=False,
-        )
+        lines += [f"Picture: {path}" for path in write(outcome, found) if path.suffix == ".png"]
+        lines.append(f"Table: {outcome.folder / 'results.parquet'}; report: {outcome.folder / 'report.md'}")
+    for line in [*lines, *found.sentences]:
+        console.print(line, soft_wrap=True, markup=False, highlight=False)
     if outcome.failed:
         raise PerronError(
             "; ".join(outcome.failed.values()) + ". The other runs are done; the same command tries these again."

@@ -150,11 +150,11 @@ class Logistic(Problem):
             out = np.empty(points.shape)
             local_grads(self._blocks, points, self.samples, out)
             return self._regularized(torch.from_numpy(out), x)
-        points = x.reshape(-1, self.nodes, self.dim).permute(1, 2, 0)  # (n, d, points)
-        total = torch.zeros_like(points)
+        columns = x.reshape(-1, self.nodes, self.dim).permute(1, 2, 0)  # (n, d, points)
+        total = torch.zeros_like(columns)
         for chunk in self.rows.split(max(1, CHUNK // self.nodes), dim=1):  # type: ignore[no-untyped-call]
             rows = chunk.to(x.dtype)
-            total -= rows.mT @ torch.sigmoid(-(rows @ points))
+            total -= rows.mT @ torch.sigmoid(-(rows @ columns))
         return self._regularized(total.permute(2, 0, 1) / self.samples, x)
 
     def loss(self, x: Tensor) -> Tensor:
