@@ -50,7 +50,7 @@ _parent = 0
 
 @dataclass
 class Outcome:
-    """How a study ended."""
+    """How a study ended; ``failed`` and ``warned`` say what happened to which run."""
 
     study: Study
     folder: Path
@@ -58,6 +58,7 @@ class Outcome:
     seconds: float
     reused: int = 0
     failed: dict[str, str] = field(default_factory=dict)
+    warned: dict[str, str] = field(default_factory=dict)
 
     @property
     def finished(self) -> bool:
@@ -91,14 +92,27 @@ def run_study(
         todo = [run for run in study.runs if _read(folder, run) is None]
         if began:
             began(len(study.runs), len(study.runs) - len(todo))
-        failed = _run_all(study, todo, folder, workers or len(os.sched_getaffinity(0)), progress) if todo else {}
+        failed = _run_all(study, todo, folder, workers or cores(), progress) if todo else {}
+        told = _told(study, folder)
         outcome = Outcome(
-            study, folder, _collected(study, folder), time.monotonic() - clock, len(study.runs) - len(todo), failed
+            study,
+            folder,
+            table=_collected(study, folder),
+            seconds=time.monotonic() - clock,
+            reused=len(study.runs) - len(todo),
+            failed=failed,
+            warned={
+                run.key: f"{run}: {'; '.join(told[run.key]['warnings'])}" for run in study.runs if _warned(told, run)
+            },
         )
-        outcome.table.to_parquet(folder / "results.part", index=False)
-        (folder / "results.part").replace(folder / "results.parquet")
-        _write_json(folder / "manifest.json", _manifest(outcome, started))
+        write_bytes(folder / "results.parquet", outcome.table.to_parquet(index=False))
+        _write_json(folder / "manifest.json", _manifest(outcome, started, told))
         return outcome
+
+
+def cores() -> int:
+    """How many cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def read_study(folder: str | Path) -> Outcome:
@@ -111,7 +125,9 @@ def read_study(folder: str | Path) -> Outcome:
     except (OSError, ValueError, KeyError) as error:
         why = " ".join(str(error).split())[:200]
         raise FileError(f"{folder} holds no results of a study ({why}); perron study run makes them.") from None
-    return Outcome(study, folder, table, manifest["seconds"], manifest["reused"], manifest["failed"])
+    return Outcome(
+        study, folder, table, manifest["seconds"], manifest["reused"], manifest["failed"], manifest["warned"]
+    )
 
 
 def do(run: Run, tell: Callable[[float], None] | None = None) -> tuple[pd.DataFrame, list[str]]:
@@ -260,11 +276,9 @@ def _work(run: Run, place: int, target: Path) -> None:
 
     started = time.perf_counter()
     table, warned = do(run, tell)
-    part = target.with_suffix(f".{os.getpid()}.part")
-    table.to_parquet(part, index=False)
     told = {"run": run.model_dump(mode="json"), "seconds": round(time.perf_counter() - started, 3), "warnings": warned}
     _write_json(target.with_suffix(".json"), told)
-    part.replace(target.with_suffix(".parquet"))
+    write_bytes(target.with_suffix(".parquet"), table.to_parquet(index=False))  # last: now it is finished
 
 
 # ---- files
@@ -318,18 +332,23 @@ def _write_json(path: Path, content: Any) -> None:
     write_bytes(path, (json.dumps(content, indent=2) + "\n").encode())
 
 
-def _manifest(outcome: Outcome, started: datetime) -> dict[str, Any]:
+def _told(study: Study, folder: Path) -> dict[str, dict[str, Any]]:
+    """What each finished run said of itself."""
+    paths = {run.key: folder / "runs" / f"{_name(run)}.json" for run in study.runs}
+    return {key: json.loads(path.read_text(encoding="utf-8")) for key, path in paths.items() if path.exists()}
+
+
+def _warned(told: dict[str, dict[str, Any]], run: Run) -> bool:
+    return bool(told.get(run.key, {}).get("warnings"))
+
+
+def _manifest(outcome: Outcome, started: datetime, told: dict[str, dict[str, Any]]) -> dict[str, Any]:
     import numpy as np
     import torch
 
     from perron import __version__
 
-    runs = outcome.folder / "runs"
-    seconds = {
-        run.key: json.loads((runs / f"{_name(run)}.json").read_text(encoding="utf-8"))["seconds"]
-        for run in outcome.study.runs
-        if (runs / f"{_name(run)}.json").exists()
-    }
+    seconds = {key: entry["seconds"] for key, entry in told.items()}
     return {
         "study": outcome.study.model_dump(mode="json"),
         "perron": __version__,
@@ -339,7 +358,7 @@ def _manifest(outcome: Outcome, started: datetime) -> dict[str, Any]:
         "machine": {
             "system": platform.platform(),
             "processor": platform.machine(),
-            "cores": len(os.sched_getaffinity(0)),
+            "cores": cores(),
             "python": platform.python_version(),
             "torch": torch.__version__,
             "numpy": np.__version__,
@@ -350,6 +369,7 @@ def _manifest(outcome: Outcome, started: datetime) -> dict[str, Any]:
         "runs": seconds,
         "reused": outcome.reused,
         "failed": outcome.failed,
+        "warned": outcome.warned,
     }
 
 

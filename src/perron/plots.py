@@ -132,9 +132,10 @@ def panels(
 
     width = min(columns, len(content))
     height = -(-len(content) // width)
-    figure = Figure(figsize=(max(3.1 * width, 4.8), 2.5 * height + 0.75), layout="constrained")
+    inches = {1: 5.5, 2: 8.0}.get(width, 3.1 * width)
+    figure = Figure(figsize=(inches, 2.5 * height + 0.75), layout="constrained")
     axes = figure.subplots(height, width, squeeze=False, sharey=True).ravel()
-    labels = list(dict.fromkeys(line.label for lines in content.values() for line in lines if not line.guide))
+    labels = sorted({line.label: line for lines in content.values() for line in lines if not line.guide}, key=_natural)
     style = {label: (COLOURS[i % len(COLOURS)], MARKERS[i % len(MARKERS)]) for i, label in enumerate(labels)}
     handles: dict[str, Any] = {}
     for i, (panel, (title, lines)) in enumerate(zip(axes, content.items(), strict=False)):
@@ -144,7 +145,7 @@ def panels(
         panel.set_title(title, fontsize=10, color=INK)
         panel.set_yscale("log")
         panel.grid(alpha=0.25, linewidth=0.6)
-        panel.tick_params(labelsize=8)
+        panel.tick_params(labelsize=8, which="both")
         panel.spines[["top", "right"]].set_visible(False)
         if log_x:
             _ticks(panel, sorted({float(value) for line in lines for value in line.x}))
@@ -154,10 +155,20 @@ def panels(
             panel.set_ylabel(y, fontsize=9)
     for panel in axes[len(content) :]:
         panel.set_axis_off()
+    shown = sorted(handles, key=lambda label: (label not in style, _natural(label)))
+    room = int(
+        inches * 12 / (max(map(len, shown)) + 8)
+    )  # about twelve letters to an inch, and the line in front of them
     figure.legend(
-        handles.values(), handles.keys(), title=legend, loc="outside lower center", ncols=min(len(handles), 6), frameon=False,
-        fontsize=9, title_fontsize=9,
-    )  # fmt: skip
+        [handles[label] for label in shown],
+        shown,
+        title=legend,
+        loc="outside lower center",
+        ncols=max(1, min(len(shown), room)),
+        frameon=False,
+        fontsize=9,
+        title_fontsize=9,
+    )
     if note:
         figure.supxlabel(note, fontsize=8, color=INK)
     return figure
@@ -179,6 +190,12 @@ def _line(axes: Axes, line: Line, colour: str, marker: str, points: bool) -> Any
     if line.floor is not None:
         axes.axhline(line.floor, color=colour, linewidth=1.0, linestyle=(0, (4, 2)))
     return handle
+
+
+def _natural(label: str) -> int:
+    """The number that a label ends in, so that n = 16 comes after n = 4; others keep their order."""
+    last = label.rpartition(" ")[2]
+    return int(last) if last.isdecimal() else 0
 
 
 def _ticks(axes: Axes, values: list[float]) -> None:

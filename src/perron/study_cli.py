@@ -147,6 +147,8 @@ def finish(outcome: Outcome, *, files: bool = True, only: Sequence[str] = ()) ->
     if files:
         lines += [f"Picture: {path}" for path in write(outcome, found) if path.suffix == ".png"]
         lines.append(f"Table: {outcome.folder / 'results.parquet'}; report: {outcome.folder / 'report.md'}")
+    if outcome.warned:
+        lines.append(f"{len(outcome.warned)} runs gave warnings (manifest.json): {next(iter(outcome.warned.values()))}")
     for line in [*lines, *found.sentences]:
         console.print(line, soft_wrap=True, markup=False, highlight=False)
     if outcome.failed:

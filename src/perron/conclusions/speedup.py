@@ -127,10 +127,16 @@ def _speedup_sentences(slopes: list[dict[str, Any]], levels: list[dict[str, Any]
             f"Levels lie within {typical:.1%} (median) of the predicted c lr tr(H Sigma) / (2n); farthest from it is {where} "
             f"with {worst['ratio']:.3f} ± {worst['ratio_error']:.3f} times it."
         )
-    if moving := [row["slope of level"] for row in slopes if not row["stationary"]]:
+    if moving := [row for row in slopes if not row["stationary"]]:
+        apparent = [row["slope of level"] for row in moving if np.isfinite(row["slope of level"])]
+        fake = (
+            f"; their apparent slopes, {min(apparent):.2f} to {max(apparent):.2f}, say nothing about noise"
+            if apparent
+            else ""
+        )
         said.append(
-            f"On {len(moving)} of {len(slopes)} networks no speedup is claimed, because curves are not on their floor at the "
-            f"end of the run; their apparent slopes, {np.nanmin(moving):.2f} to {np.nanmax(moving):.2f}, say nothing about noise."
+            f"On {len(moving)} of {len(slopes)} networks no speedup is claimed, because curves are not on their floor at the end "
+            f"of the run{fake}."
         )
     return said
 
@@ -166,8 +172,8 @@ def _frame(rows: list[dict[str, Any]]) -> Table:
             elif key == "stationary":
                 continue
             elif key.startswith("slope of "):
-                base = key.removeprefix("slope of ")
-                cells[key] = f"{value:.3f} ± {row[f'{base} high'] - value:.3f}"
+                width = row[f"{key.removeprefix('slope of ')} high"] - value
+                cells[key] = f"{value:.3f} ± {width:.3f}" if np.isfinite(value) else ""
             else:
                 cells[spoken(key)] = spoken(value) if isinstance(value, str) else f"{value:.4g}"
         shown.append(cells)

@@ -1,0 +1,63 @@
+"""Run the studies that come with perron and write their pages: docs/studies/NAME.md with pictures.
+
+    .venv/bin/python benchmarks/studies.py                   # all of them, about an hour of two cores
+    .venv/bin/python benchmarks/studies.py error-floor       # some of them
+
+Results go to results/NAME, and are not made again if they are there.
+"""
+
+import json
+import shutil
+import sys
+from pathlib import Path
+
+from perron import conclusions
+from perron.experiment import read_study
+from perron.study import load, shipped
+from perron.study_cli import run_with_progress
+
+ROOT = Path(__file__).parent.parent
+DOCS = ROOT / "docs" / "studies"
+
+
+def page(name: str) -> None:
+    """Run a study if it was not run yet, and write its page."""
+    folder = ROOT / "results" / name
+    outcome = run_with_progress(load(name), folder)
+    if not outcome.finished:
+        sys.exit("\n".join(outcome.failed.values()))
+    conclusions.write(outcome, conclusions.conclude(outcome))
+    manifest = json.loads((folder / "manifest.json").read_text())
+    DOCS.mkdir(parents=True, exist_ok=True)
+    text = (folder / "report.md").read_text()
+    for picture in sorted(folder.glob("*.png")):
+        shutil.copy(picture, DOCS / f"{name}-{picture.name}")
+        text = text.replace(f"]({picture.name})", f"]({name}-{picture.name})")
+    title, _, rest = text.partition("\n\n")
+    cost = f"{len(load(name).runs)} runs, {manifest['core_seconds'] / 60:.0f} core-minutes"
+    study = f"[the study file](../../src/perron/studies/{name}.toml)"
+    (DOCS / f"{name}.md").write_text(f"{title}\n\n`perron study run {name}` ({cost}; {study})\n\n{rest}")
+
+
+def index() -> None:
+    """The list of all pages that there are."""
+    rows = [
+        f"| [{name}]({name}.md) | {load(name).title} | {len(load(name).runs)} |"
+        for name in shipped()
+        if (DOCS / f"{name}.md").exists()
+    ]
+    lines = ["# The paper's studies, measured", "", "| study | what it shows | runs |", "|---|---|---|", *rows, ""]
+    lines += ["Each page was written by `benchmarks/studies.py` from the study's own results. To run one yourself:", ""]
+    lines += [
+        "    perron study run synthetic-speedup",
+        "    perron study run synthetic-speedup --set trials=5 --set steps=4000",
+        "",
+    ]
+    (DOCS / "index.md").write_text("\n".join(lines))
+
+
+if __name__ == "__main__":
+    for wanted in sys.argv[1:] or [name for name in shipped() if name != "demo"]:
+        page(wanted)
+        print(read_study(ROOT / "results" / wanted).study.title)
+    index()
