@@ -228,3 +228,16 @@ def test_noise_floor_says_what_it_lacks():
     loss.optimum = torch.zeros(3)
     with pytest.raises(PerronError, match="noise_covariance"):
         noise_floor(loss, 0.1)
+
+
+@pytest.mark.parametrize(("name", "n"), [("exponential", 4), ("ring", 8)])
+def test_push_pull_settles_at_the_predicted_floor(name, n):
+    problem = Logistic.synthetic(n, samples=14_400, batch=100)
+    mixing = perron.authors.NAMES[name](n)
+    lr = 0.2
+    history = perron.simulate(problem, perron.PushPull(), mixing, lr=lr, steps=3000, every=10, trials=20, seed=1)
+    found = perron.speedup.level(history.steps, history["grad_norm_sq"])
+    predicted = noise_floor(problem, lr * perron.Network(mixing).alignment)
+    assert found.stationary
+    assert abs(found.mean - predicted) < 0.05 * predicted + 3 * found.error
+    assert found.error < 0.05 * predicted

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
         problems,
         schedule,
         spectral,
+        speedup,
+        study,
         theory,
         topologies,
     )  # fmt: skip
@@ -56,7 +58,9 @@ if TYPE_CHECKING:
         SubgradientPush,
         TreePushPull,
     )  # fmt: skip
+    from perron.conclusions import conclude
     from perron.errors import FileError, GraphError, MixingError, PerronError, SpectralError
+    from perron.experiment import read_study, run_study
     from perron.files import read_graph, read_matrix, read_mixing, write_graph, write_matrix, write_mixing
     from perron.graph import Graph
     from perron.history import History
@@ -64,6 +68,7 @@ if TYPE_CHECKING:
     from perron.network import Network
     from perron.problem import Problem
     from perron.simulation import Simulation, simulate
+    from perron.study import Study
 
 __version__ = version("perron")
 
@@ -82,9 +87,13 @@ _HOME = {
     "problem": ["Problem"],
     "history": ["History"],
     "simulation": ["Simulation", "simulate"],
+    "study": ["Study"],
+    "experiment": ["read_study", "run_study"],
+    "conclusions": ["conclude"],
 }  # fmt: skip
 _MODULES = [
-    "algorithms", "authors", "errors", "files", "metrics", "plots", "problems", "schedule", "spectral", "theory", "topologies",
+    "algorithms", "authors", "errors", "files", "metrics", "plots", "problems", "schedule", "spectral", "speedup", "study",
+    "theory", "topologies",
 ]  # fmt: skip
 _MODULE_OF = {name: module for module, names in _HOME.items() for name in names}
 

@@ -35,6 +35,7 @@ from perron import authors, topologies
 from perron.algorithm import Algorithm
 from perron.algorithms import ALGORITHMS
 from perron.errors import PerronError
+from perron.graph import Graph
 from perron.metrics import chosen
 from perron.mixing import RULES, Mixing
 from perron.network import Network
@@ -293,10 +294,18 @@ class Run(BaseModel):
         """The network."""
         if self.weights == "authors":
             return _named(self.topology, authors.NAMES, "network of the authors")(self.nodes, seed=self.network_seed)
-        family, rule = topologies.NAMES[self.topology], RULES[self.weights]
-        seed = {"seed": self.network_seed}
-        options = (seed if "seed" in signature(family).parameters else {}) | self.topology_options
-        return rule(family(self.nodes, **options), **(seed if "seed" in signature(rule).parameters else {}))
+        rule = RULES[self.weights]
+        return rule(self.graph(), **({"seed": self.network_seed} if "seed" in signature(rule).parameters else {}))
+
+    def graph(self) -> Graph | tuple[Graph, ...]:
+        """Who hears whom, laid out for drawing; of a time-varying network, in each step of its period."""
+        family = topologies.NAMES[self.topology]
+        seed = {"seed": self.network_seed} if "seed" in signature(family).parameters else {}
+        drawn = family(self.nodes, **(seed | self.topology_options))
+        if self.weights != "authors" or isinstance(drawn, tuple):
+            return drawn
+        theirs = self.mixing().pull_graph
+        return Graph(theirs.nodes, theirs.edges, positions=drawn.positions if self.topology == "grid" else None)
 
 
 def load(name_or_file: str | Path, changes: Mapping[str, Any] | None = None) -> Study:

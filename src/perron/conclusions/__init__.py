@@ -60,7 +60,10 @@ def markdown(outcome: Outcome, conclusion: Conclusion) -> str:
     parts += [f"![{name}]({name}.png)" for name in conclusion.figures]
     for title, table in conclusion.tables.items():
         rows = [list(table.columns), ["---"] * len(table.columns), *table.to_numpy().tolist()]
-        parts += [f"## {title}", "\n".join("| " + " | ".join(map(str, row)) + " |" for row in rows)]
+        parts += [
+            f"## {title}",
+            "\n".join("| " + " | ".join(str(cell).replace("|", "\\|") for cell in row) + " |" for row in rows),
+        ]
     if outcome.failed:
         parts += ["## Runs that failed", "\n".join(f"- {said}" for said in outcome.failed.values())]
     return "\n\n".join(part for part in parts if part) + "\n"

@@ -10,6 +10,7 @@ from perron.conclusions.conclusion import (
     strings,
 )
 from perron.experiment import Outcome
+from perron.graph import Graph
 
 
 def networks(outcome: Outcome) -> Conclusion:
@@ -35,11 +36,12 @@ def networks(outcome: Outcome) -> Conclusion:
     )
     found.summary["networks"] = rows
     for weights in dict.fromkeys(run.weights for run in outcome.study.runs):
-        drawn = {
-            f"{spoken(run.topology)}, n = {run.nodes}": run.mixing().pull_graph
-            for run in outcome.study.runs
-            if run.weights == weights and run.nodes == _drawn_at(outcome, run.topology, weights)
-        }
+        drawn: dict[str, Graph] = {}
+        for run in outcome.study.runs:
+            if run.weights == weights and run.nodes == _drawn_at(outcome, run.topology, weights):
+                title, graph = f"{spoken(run.columns['topology'])}, n = {run.nodes}", run.graph()
+                several = {f"{title}, step {i}": one for i, one in enumerate(graph)} if isinstance(graph, tuple) else {}
+                drawn |= several or {title: graph}  # type: ignore[dict-item]
         name = file_name("topologies", {"weights": weights} if len(outcome.study.weights) > 1 else {})
         found.figures[name] = lambda path, drawn=drawn: plots.draw_all(drawn, path)
     slow = max(rows, key=lambda row: row["s_A"])

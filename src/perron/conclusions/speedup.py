@@ -164,7 +164,8 @@ def _frame(rows: list[dict[str, Any]]) -> Table:
             if key == "level":
                 cells[key] = f"{value:.3e} ± {row['error']:.0e}"
             elif key == "ratio":
-                cells["level / predicted"] = f"{value:.3f} ± {row['ratio_error']:.3f}"
+                near = f"{value:.3f} ± {row['ratio_error']:.3f}"
+                cells["level / predicted"] = near if value < 100 else f"{value:,.0f}"
             elif key == "fall":
                 cells["fall"] = f"{value:+.0%} ± {row['fall_error']:.0%}"
             elif key == "stationary" and "why" in row:
