@@ -19,9 +19,11 @@ if TYPE_CHECKING:
     from perron import (
         algorithms,
         authors,
+        distributed,
         errors,
         files,
         metrics,
+        optim,
         plots,
         problems,
         schedule,
@@ -59,7 +61,7 @@ if TYPE_CHECKING:
         TreePushPull,
     )  # fmt: skip
     from perron.conclusions import conclude
-    from perron.errors import FileError, GraphError, MixingError, PerronError, SpectralError
+    from perron.errors import FileError, GraphError, MixingError, NetworkError, PerronError, SpectralError
     from perron.experiment import read_study, run_study
     from perron.files import read_graph, read_matrix, read_mixing, write_graph, write_matrix, write_mixing
     from perron.graph import Graph
@@ -76,7 +78,7 @@ _HOME = {
     "graph": ["Graph"],
     "mixing": ["Mixing"],
     "network": ["Network"],
-    "errors": ["FileError", "GraphError", "MixingError", "PerronError", "SpectralError"],
+    "errors": ["FileError", "GraphError", "MixingError", "NetworkError", "PerronError", "SpectralError"],
     "files": ["read_graph", "read_matrix", "read_mixing", "write_graph", "write_matrix", "write_mixing"],
     "algorithm": ["Algorithm"],
     "algorithms": [
@@ -92,8 +94,8 @@ _HOME = {
     "conclusions": ["conclude"],
 }  # fmt: skip
 _MODULES = [
-    "algorithms", "authors", "errors", "files", "metrics", "plots", "problems", "schedule", "spectral", "speedup", "study",
-    "theory", "topologies",
+    "algorithms", "authors", "distributed", "errors", "files", "metrics", "optim", "plots", "problems", "schedule", "spectral",
+    "speedup", "study", "theory", "topologies",
 ]  # fmt: skip
 _MODULE_OF = {name: module for module, names in _HOME.items() for name in names}
 

@@ -4,7 +4,8 @@
     |-- GraphError      a graph that is not one, or cannot do what is asked of it
     |-- MixingError     matrices that would mix wrongly
     |-- SpectralError   a metric that cannot be computed for this matrix
-    `-- FileError       a file that does not hold what it should
+    |-- FileError       a file that does not hold what it should
+    `-- NetworkError    a neighbour that is gone or silent
 
 Every message says what is wrong, what was found, and the remedy. The command line prints it without a traceback.
 """
@@ -28,6 +29,10 @@ class SpectralError(PerronError):
 
 class FileError(PerronError):
     """A file that does not hold what it should."""
+
+
+class NetworkError(PerronError):
+    """A neighbour that is gone or silent."""
 
 
 def listed(items: object, limit: int = 6) -> str:

@@ -19,6 +19,7 @@ FIRST = -4658895280553007687  # 0xBF58476D1CE4E5B9
 SECOND = -7723592293110705685  # 0x94D049BB133111EB
 AGAIN = FIRST  # turns a key into that of its second stream, from which numbers that came twice are drawn anew
 RETRIES = 20  # bits: so many numbers of the second stream belong to one draw
+LOSSES, PARTICIPATION, NOISE = 1, 2, 3  # streams of a run, the same in all worlds
 BLOCK = 2**16  # numbers that are made ahead at a time, at the least
 
 

@@ -97,7 +97,8 @@ def curves(lines: Mapping[str, tuple[Any, FloatArray, FloatArray]], metric: str,
 class Line:
     """One curve of a panel: ``y`` at ``x`` with a band of two standard errors.
 
-    ``floor`` is a level drawn dashed in the same colour; ``guide`` makes the curve itself a thin grey reference.
+    ``floor`` is a level drawn dashed in the same colour; ``guide`` makes the curve itself a thin grey reference. A
+    greater ``width`` lets a curve be seen under others that coincide with it.
     """
 
     label: str
@@ -106,6 +107,7 @@ class Line:
     error: FloatArray | None = None
     floor: float | None = None
     guide: bool = False
+    width: float = 1.1
 
 
 def panels(
@@ -117,7 +119,6 @@ def panels(
     log_x: bool = False,
     points: bool = False,
     legend: str | None = None,
-    note: str | None = None,
 ) -> Figure:
     """A grid of panels with logarithmic y axes and one legend for all; the same label has the same colour in each.
 
@@ -126,7 +127,7 @@ def panels(
         x, y: what the axes show.
         log_x: whether x is logarithmic too; the values of x are then the ticks.
         points: whether to mark the points and draw error bars instead of bands.
-        legend, note: title of the legend, and what stands under the panels.
+        legend: its title.
     """
     from matplotlib.figure import Figure
 
@@ -169,8 +170,6 @@ def panels(
         fontsize=9,
         title_fontsize=9,
     )
-    if note:
-        figure.supxlabel(note, fontsize=8, color=INK)
     return figure
 
 
@@ -183,7 +182,7 @@ def _line(axes: Axes, line: Line, colour: str, marker: str, points: bool) -> Any
             line.x, line.y, yerr=error, color=colour, marker=marker, markersize=4.5, linewidth=1.2, capsize=2
         )
     else:
-        handle = axes.plot(line.x, line.y, color=colour, linewidth=1.1)[0]
+        handle = axes.plot(line.x, line.y, color=colour, linewidth=line.width)[0]
         if line.error is not None:
             low = np.maximum(line.y - 2 * line.error, line.y * 1e-2)
             axes.fill_between(line.x, low, line.y + 2 * line.error, color=colour, alpha=0.2, linewidth=0)

@@ -10,6 +10,7 @@ from abc import ABC, abstractmethod
 import torch
 from torch import Tensor
 
+from perron.errors import PerronError
 from perron.keyed import Keyed
 
 
@@ -60,6 +61,12 @@ class Problem(ABC):
     def to(self, *, dtype: torch.dtype, device: torch.device | str) -> Problem:
         """The same problem in another precision or on another device; override where there are tensors to move."""
         return self
+
+    def of_node(self, number: int) -> Problem:
+        """The part of one node, as a problem with a single node; for processes, each of which has its own."""
+        raise PerronError(
+            f"{type(self).__name__} does not say what belongs to a single node: override of_node(number)."
+        )
 
     def start(self) -> Tensor:
         """Where runs start unless told otherwise, ``(n, d)``: all nodes at zero."""

@@ -19,15 +19,13 @@ from perron.algorithm import Algorithm, advance
 from perron.errors import PerronError
 from perron.graph import FloatArray
 from perron.history import History
-from perron.keyed import Keyed
+from perron.keyed import LOSSES, NOISE, PARTICIPATION, Keyed
 from perron.metrics import Metric, Snapshot, chosen
 from perron.mixing import Mixing
 from perron.network import Network
 from perron.node import Counting, Handle, Lossy, Node, Quantized, Ready, Side
 from perron.problem import Problem
 from perron.schedule import LearningRate, rate_at
-
-LOSSES, PARTICIPATION, NOISE = 1, 2, 3  # streams of random numbers
 
 
 class SimulatedNode(Node):

@@ -68,6 +68,11 @@ class LocalLoss(Problem):
         moved.data = tuple(p.to(device=device, dtype=dtype if p.is_floating_point() else None) for p in self.data)
         return moved
 
+    def of_node(self, number: int) -> LocalLoss:
+        """One node's data."""
+        mine = [part[number : number + 1] for part in self.data]
+        return LocalLoss(self._loss, mine, dim=self.dim, batch=self.batch, smoothness=self.smoothness)
+
     def local_grads(self, x: Tensor) -> Tensor:
         """Over all samples."""
         flat = x.reshape(-1, self.nodes, self.dim)

@@ -126,6 +126,13 @@ class Logistic(Problem):
         moved.__dict__ |= self.__dict__ | {"rows": self.rows.to(device), "compiled": False}
         return moved
 
+    def of_node(self, number: int) -> Logistic:
+        """One node's samples."""
+        labels = torch.ones(self.samples, dtype=self.rows.dtype)  # rows are y h already
+        start = None if self._start is None else self._start[number : number + 1]
+        options = {"nodes": 1, "batch": self.batch, "regularization": self.regularization, "compiled": self.compiled}
+        return Logistic(self.rows[number], labels, start=start, **options)  # type: ignore[arg-type]
+
     def grad(self, x: Tensor, draw: int, random: Keyed) -> Tensor:
         """Over a minibatch of each node in each trial."""
         if self.batch is None or self.batch == self.samples:

@@ -86,6 +86,11 @@ class Quadratic(Problem):
         moved = (tensor.to(dtype=dtype, device=device) for tensor in (self.hessians, self.centers))
         return Quadratic(*moved, noise_std=self.noise_std)
 
+    def of_node(self, number: int) -> Quadratic:
+        """H_i and b_i."""
+        mine = slice(number, number + 1)
+        return Quadratic(self.hessians[mine], self.centers[mine], noise_std=self.noise_std)
+
     def _times(self, x: Tensor) -> Tensor:
         """H_i x_i."""
         if self.diagonal:

@@ -1,0 +1,416 @@
+"""One process for each node, on torch.distributed: the world in which algorithms run for real.
+
+An exchange is posted as soon as it can be: what is pending when a step yields its point travels while the gradient is
+computed. Messages go along the edges of the digraph only, raw; the listener weights what it hears. Messages to the same
+neighbour that are small travel as one.
+
+Every wait has a timeout of its own, and an error that names neighbour, exchange and step. gloo neither wakes nor polls a
+waiting receive whose sender died in the middle of a message; only the timeout ends it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from functools import cached_property
+from hashlib import sha256
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from scipy.sparse import issparse
+from torch import Tensor
+
+from perron.algorithm import Algorithm
+from perron.errors import NetworkError, PerronError
+from perron.keyed import LOSSES, NOISE, PARTICIPATION, Keyed
+from perron.mixing import Mixing
+from perron.network import Network
+from perron.node import Handle, Node, Side
+from perron.problem import Problem
+from perron.schedule import LearningRate, rate_at
+
+TIMEOUT = 15.0  # seconds
+FUSE_BELOW = (
+    2**18
+)  # bytes: messages to one neighbour travel as one up to here; beyond, copying costs more than it saves
+
+
+def init(*, backend: str | None = None, timeout: float = TIMEOUT) -> tuple[int, int]:
+    """Join the process group that the launcher (torchrun) describes; this node's number, and how many there are.
+
+    gloo on CPUs, NCCL where every process has a GPU of its own. Does nothing if a group exists already.
+    """
+    if not dist.is_available():
+        raise PerronError("This build of PyTorch has no torch.distributed.")
+    if not dist.is_initialized():
+        missing = [name for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT") if name not in os.environ]
+        if missing:
+            raise PerronError(
+                f"There is no process group: {', '.join(missing)} not set. Start with: torchrun --nproc-per-node 4 script.py"
+            )
+        many = torch.cuda.is_available() and torch.cuda.device_count() >= int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+        if many:
+            torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
+        dist.init_process_group(backend or ("nccl" if many else "gloo"), timeout=timedelta(seconds=timeout))
+    return dist.get_rank(), dist.get_world_size()
+
+
+class Exchange(Handle):
+    """A pull or push that was asked for; posted with all others that are pending then."""
+
+    def __init__(self, node: DistributedNode, side: Side, tensor: Tensor) -> None:
+        self.node, self.side, self.tensor = node, side, tensor
+        self.step = node.step
+        edges = node.edges(side, node.step)
+        self.sources, self.targets, self.own = edges.sources, edges.targets, edges.own
+        self.result: Tensor | None = None
+        self.batch: _Batch | None = None
+
+    def wait(self) -> Tensor:
+        """The weighted sum of what the neighbours sent and of one's own."""
+        if self.batch is None:
+            self.node.flush()
+        if self.result is None:
+            assert self.batch is not None  # noqa: S101  (flush has posted it)
+            self.batch.finish()
+        assert self.result is not None  # noqa: S101
+        return self.result
+
+    def kept(self) -> Tensor:
+        """One's own part; of a push in few bits with all that rounding took from the messages, so that no mass is lost."""
+        if self.side == "pull" or self.node.wire is None:
+            return self.tensor * self.own
+        sent = self.tensor.to(self.node.wire).to(self.tensor.dtype)
+        return sent * self.own + (self.tensor - sent)
+
+    def __str__(self) -> str:
+        return f"{self.side} of {self.tensor.numel()} numbers"
+
+
+class _Mean(Handle):
+    """An exact average under way."""
+
+    def __init__(self, node: DistributedNode, x: Tensor) -> None:
+        self.node, self.step = node, node.step
+        self.total = x.clone()
+        self.work = dist.all_reduce(self.total, group=node.group, async_op=True)
+
+    def wait(self) -> Tensor:
+        """The average."""
+        try:
+            self.work.wait(timedelta(seconds=self.node.timeout))
+        except (RuntimeError, dist.DistError) as error:
+            raise NetworkError(
+                f"Node {self.node.number} lost somebody in the average of step {self.step}: {self.node.why(error)}."
+            ) from None
+        return self.total / self.node.nodes
+
+
+class _Batch:
+    """Exchanges that were posted together."""
+
+    def __init__(self, node: DistributedNode, exchanges: list[Exchange]) -> None:
+        self.node, self.exchanges = node, exchanges
+        self.incoming: list[tuple[int, list[Exchange], Tensor, Any]] = []  # neighbour, what it sends, into what, work
+        self.outgoing: list[tuple[int, Tensor, Any]] = []
+        self._post()
+
+    def _post(self) -> None:
+        node, ops = self.node, []
+        targets: list[tuple[int, list[Exchange] | None, Tensor]] = []
+        for neighbour in range(node.nodes):
+            if neighbour == node.number:
+                continue
+            out = [
+                exchange for exchange in self.exchanges if neighbour in node.edges(exchange.side, exchange.step).targets
+            ]
+            for tag, part in enumerate(_parcels(out)):
+                sent = (
+                    part[0].tensor.reshape(-1)
+                    if len(part) == 1
+                    else torch.cat([one.tensor.reshape(-1) for one in part])
+                )
+                sent = node.encode(sent.contiguous())
+                ops.append(dist.P2POp(dist.isend, sent, group=node.group, group_peer=neighbour, tag=node.tag(tag)))
+                targets.append((neighbour, None, sent))
+            heard = [
+                exchange for exchange in self.exchanges if neighbour in node.edges(exchange.side, exchange.step).sources
+            ]
+            for tag, part in enumerate(_parcels(heard)):
+                size = sum(one.tensor.numel() for one in part)
+                buffer = torch.empty(size, dtype=node.wire or part[0].tensor.dtype, device=part[0].tensor.device)
+                ops.append(dist.P2POp(dist.irecv, buffer, group=node.group, group_peer=neighbour, tag=node.tag(tag)))
+                targets.append((neighbour, part, buffer))
+        try:
+            works: list[Any] = list(dist.batch_isend_irecv(ops)) if ops else []
+        except (RuntimeError, dist.DistError) as error:
+            raise NetworkError(f"Node {node.number} lost a neighbour in step {node.step}: {node.why(error)}.") from None
+        works += [None] * (len(ops) - len(works))  # NCCL gives one for all
+        for (neighbour, content, buffer), work in zip(targets, works, strict=True):
+            if content is None:
+                self.outgoing.append((neighbour, buffer, work))
+            else:
+                self.incoming.append((neighbour, content, buffer, work))
+
+    def finish(self) -> None:
+        """Wait for all messages and form the sums."""
+        node = self.node
+        for exchange in self.exchanges:
+            exchange.result = exchange.kept()
+        for neighbour, part, buffer, work in self.incoming:
+            node.wait_for(work, neighbour, part[0])
+            start = 0
+            for exchange in part:
+                stop = start + exchange.tensor.numel()
+                heard = buffer[start:stop].view_as(exchange.tensor)
+                exchange.result.add_(heard, alpha=exchange.sources[neighbour])  # type: ignore[union-attr]
+                start = stop
+        for neighbour, _, work in self.outgoing:
+            node.wait_for(work, neighbour, self.exchanges[0])
+        node.finished(self)
+
+
+class Edges:
+    """Whom a node hears with what weight, whom it speaks to, and what it keeps, on one side and in one step."""
+
+    def __init__(self, matrix: Any, number: int) -> None:
+        row = matrix[[number]].toarray()[0] if issparse(matrix) else matrix[number]
+        column = matrix[:, [number]].toarray()[:, 0] if issparse(matrix) else matrix[:, number]
+        self.sources = {int(j): float(row[j]) for j in row.nonzero()[0] if j != number}
+        self.targets = {int(j) for j in column.nonzero()[0] if j != number}
+        self.own = float(row[number])
+
+
+class DistributedNode(Node):
+    """This process as a node of a network.
+
+    Args:
+        mixing: the network; its nodes are the ranks of the group.
+        group: a process group; the default one if None.
+        timeout: seconds after which a silent neighbour is given up.
+        seed: of what nodes draw themselves; as in the simulator.
+        wire: the type of numbers on the wire, as ``torch.bfloat16``; that of the tensors if None.
+    """
+
+    def __init__(
+        self,
+        mixing: Mixing,
+        *,
+        group: Any = None,
+        timeout: float = TIMEOUT,
+        seed: int = 0,
+        dtype: torch.dtype = torch.float64,
+        device: torch.device | str = "cpu",
+        wire: torch.dtype | None = None,
+    ) -> None:
+        size = dist.get_world_size(group)
+        if size != mixing.nodes:
+            raise PerronError(f"The network has {mixing.nodes} nodes but the process group {size}; they need as many.")
+        self.mixing, self.group, self.timeout, self.wire = mixing, group, timeout, wire
+        self.nodes, self.number, self.step = size, dist.get_rank(group), 0
+        self._dtype, self._device = dtype, device
+        self._edges: dict[tuple[Side, int], Edges] = {}
+        self._waiting: list[Exchange] = []
+        self._posted: list[_Batch] = []
+        self._batches = self._lost = 0
+        self._participation = Keyed(seed, stream=PARTICIPATION, node=self.number)
+        self._losses = Keyed(seed, stream=LOSSES, node=self.number)
+
+    def edges(self, side: Side, step: int) -> Edges:
+        """Who speaks to whom in a step."""
+        matrices = self.mixing.sequences[0 if side == "pull" else 1]
+        if not matrices:
+            raise PerronError(f"This network has no {side} matrix.")
+        which = (side, step % len(matrices))
+        if which not in self._edges:
+            self._edges[which] = Edges(matrices[which[1]], self.number)
+        return self._edges[which]
+
+    def pull(self, x: Tensor) -> Handle:
+        """Ask for A x; posted at the next flush or wait."""
+        return self._ask("pull", x)
+
+    def push(self, y: Tensor) -> Handle:
+        """Ask for B y; posted at the next flush or wait."""
+        return self._ask("push", y)
+
+    def _ask(self, side: Side, x: Tensor) -> Exchange:
+        self._waiting.append(Exchange(self, side, x.detach()))
+        return self._waiting[-1]
+
+    def mean(self, x: Tensor) -> Handle:
+        """Start an all-reduce."""
+        return _Mean(self, x.detach())
+
+    def flush(self) -> None:
+        """Post all exchanges that were asked for."""
+        if self._waiting:
+            exchanges, self._waiting = self._waiting, []
+            batch = _Batch(self, exchanges)
+            for exchange in exchanges:
+                exchange.batch = batch
+            self._posted.append(batch)
+            self._batches += 1
+
+    def drain(self) -> None:
+        """Wait for all that is under way, so that nothing is left when a process ends or a state is replaced."""
+        self.flush()
+        for batch in list(self._posted):
+            batch.finish()
+
+    def finished(self, batch: _Batch) -> None:
+        """A batch has all its messages."""
+        self._posted.remove(batch)
+
+    def tag(self, part: int) -> int:
+        """A number that sender and listener give to the same message."""
+        return (self._batches * 64 + part) % 2**31
+
+    def encode(self, tensor: Tensor) -> Tensor:
+        """As it goes over the wire."""
+        return tensor if self.wire is None else tensor.to(self.wire)
+
+    def wait_for(self, work: Any, neighbour: int, exchange: Exchange) -> None:
+        """Wait for one message, not longer than the timeout."""
+        if work is None:
+            return
+        try:
+            work.wait(timedelta(seconds=self.timeout))
+        except (RuntimeError, dist.DistError) as error:
+            raise NetworkError(
+                f"Node {self.number} lost node {neighbour} in step {exchange.step} ({exchange}): {self.why(error)}."
+            ) from None
+
+    def why(self, error: BaseException) -> str:
+        """What torch.distributed's error means."""
+        said = str(error)
+        if "Timed out" in said:
+            return f"it was silent for {self.timeout:g} s"
+        if any(
+            words in said for words in ("closed by peer", "reset by peer", "Broken pipe", "pair closure", "refused")
+        ):
+            return "its connection is closed, the process is gone or has given up"
+        return said.split("\n", maxsplit=1)[0].rpartition("] ")[2].strip()[:200]
+
+    def uniform(self) -> Tensor:
+        """As this node draws it in the simulator."""
+        return self._participation.uniform(self.step).to(self._dtype)
+
+    @cached_property
+    def unit(self) -> Tensor:
+        """This node's unit vector."""
+        found = torch.zeros(self.nodes, dtype=self._dtype, device=self._device)
+        found[self.number] = 1
+        return found
+
+    @cached_property
+    def push_share(self) -> Tensor:
+        """n pi_B of this node."""
+        share = self.nodes * float(Network(self.mixing).push_perron[self.number])
+        return torch.tensor([share], dtype=self._dtype, device=self._device)
+
+    def self_weight(self, side: Side) -> Tensor:
+        """What the node keeps to itself in this step."""
+        return torch.tensor([self.edges(side, self.step).own], dtype=self._dtype, device=self._device)
+
+    def lose(self, side: Side, x: Tensor, probability: float) -> Tensor:
+        """The exchange with losses that the listener draws, as in the simulator."""
+        self._lost += 1
+        kept = self._losses.uniform(self._lost, self.nodes) >= probability
+        exchange = self._ask(side, x)
+        full = exchange.sources
+        exchange.sources = {source: weight * bool(kept[source]) for source, weight in full.items()}
+        if side == "pull":  # the listener makes up for what it missed
+            exchange.own += sum(full.values()) - sum(exchange.sources.values())
+        return exchange.wait()
+
+
+def iterates(
+    problem: Problem,
+    algorithm: Algorithm,
+    mixing: Mixing,
+    *,
+    steps: int,
+    lr: LearningRate,
+    seed: int = 0,
+    dtype: torch.dtype = torch.float64,
+    wrap: Callable[[Node], Node] = lambda node: node,
+    **options: Any,
+) -> Iterator[Any]:
+    """The states of this node after 0, 1, ..., ``steps`` steps of an algorithm on its part of a problem.
+
+    The same numbers as trial 0 of the simulator with the same seed: `Simulation(...).iterates`. ``wrap`` puts a wrapper around
+    the node, as `perron.node.Quantized`.
+    """
+    inner = DistributedNode(mixing, seed=seed, dtype=dtype, **options)
+    algorithm.check(Network(mixing))
+    node = wrap(inner)
+    mine = problem.of_node(inner.number).to(dtype=dtype, device="cpu")
+    random = Keyed(seed, trials=[0], nodes=[inner.number], stream=NOISE)
+    state = algorithm.init(problem.start()[inner.number].to(dtype), node)
+    draw = 0
+    yield state
+    for step in range(steps):
+        inner.step = step
+        running = algorithm.step(state, node, rate_at(lr, step))
+        try:
+            point = next(running)
+            while True:
+                inner.flush()
+                grad = mine.grad(point.view(1, 1, -1), draw, random).view(-1)
+                draw += 1
+                point = running.send(grad)
+        except StopIteration as done:
+            state = done.value
+        yield state
+    inner.drain()
+
+
+def compare(facts: dict[str, Any], *, group: Any = None) -> None:
+    """Refuse to go on unless all ranks were given the same facts; the error names what differs, and where.
+
+    Called before the first tensor travels: gloo otherwise aborts a process, or fills part of a buffer, when sizes differ.
+    """
+    mine = json.dumps(facts, sort_keys=True, default=str)
+    digest = torch.tensor(list(sha256(mine.encode()).digest()), dtype=torch.uint8)
+    digests = [torch.empty_like(digest) for _ in range(dist.get_world_size(group))]
+    dist.all_gather(digests, digest, group=group)
+    if all(torch.equal(digests[0], other) for other in digests):
+        return
+    texts = _gathered(mine, group)
+    everybody = [json.loads(text) for text in texts]
+    for name in facts:
+        values = [str(each.get(name)) for each in everybody]
+        if len(set(values)) > 1:
+            told = "; ".join(
+                f"rank {rank}: {value[:80]}" for rank, value in enumerate(values) if value != values[0] or not rank
+            )
+            raise PerronError(f"The processes do not agree on {name} ({told}). They need the same.")
+    raise PerronError("The processes were not given the same settings.")
+
+
+def _gathered(text: str, group: Any) -> list[str]:
+    """A text from each rank, as bytes in tensors (nothing is unpickled)."""
+    raw = torch.tensor(list(text.encode()), dtype=torch.uint8)
+    length = torch.tensor([len(raw)])
+    lengths = [torch.empty_like(length) for _ in range(dist.get_world_size(group))]
+    dist.all_gather(lengths, length, group=group)
+    longest = int(max(lengths))
+    padded = torch.zeros(longest, dtype=torch.uint8)
+    padded[: len(raw)] = raw
+    rows = [torch.empty_like(padded) for _ in lengths]
+    dist.all_gather(rows, padded, group=group)
+    return [bytes(row[: int(size)].tolist()).decode() for row, size in zip(rows, lengths, strict=True)]
+
+
+def _parcels(exchanges: list[Exchange]) -> Iterator[list[Exchange]]:
+    """Exchanges with one neighbour as messages: together if small, each on its own if large."""
+    if sum(one.tensor.numel() * one.tensor.element_size() for one in exchanges) <= FUSE_BELOW:
+        if exchanges:
+            yield exchanges
+        return
+    for one in exchanges:
+        yield [one]

@@ -1,0 +1,111 @@
+"""Processes: the same numbers as in the simulator, and faults that are named."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import parity
+from perron import PerronError, Problem, Simulation, distributed
+from perron.keyed import Keyed
+from perron.optim import Decentralized
+from perron.problems import Logistic, Quadratic
+
+
+def started(script, n, folder, *arguments):
+    """A script in n processes, with rank, size and folder as arguments."""
+    command = [sys.executable, str(Path(__file__).parent / script)]
+    return [
+        subprocess.Popen(
+            [*command, str(rank), str(n), str(folder), *arguments],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(n)
+    ]
+
+
+def launched(script, n, folder, *arguments, timeout=120):
+    """Run it to its end; outputs, errors and exit codes."""
+    return [(*one.communicate(timeout=timeout), one.returncode) for one in started(script, n, folder, *arguments)]
+
+
+@pytest.mark.parametrize("n", [4, 5])
+def test_every_algorithm_gives_the_simulators_numbers(n, tmp_path):
+    for _, error, code in launched("parity.py", n, tmp_path):
+        assert code == 0, error
+    theirs = [np.load(tmp_path / f"{rank}.npz") for rank in range(n)]
+    off, names = {}, set()
+    for case, algorithm, mixing, problem, lr in parity.cases(n):
+        ours = simulated(algorithm, mixing, problem, lr)
+        off[case] = max(np.abs(ours[:, rank] - theirs[rank][case]).max() for rank in range(n)) / (
+            1 + np.abs(ours).max()
+        )
+        names.add(case.partition(",")[0])
+    quadratic, mixing = parity.problems(n)["quadratic"], parity.networks(n)["directed"]
+    for case, option in {"lossy": {"loss": 0.3}, "bf16": {"wire": "bf16"}}.items():
+        with pytest.warns() if case == "lossy" else np.errstate():
+            ours = simulated(parity.ALGORITHMS["push_pull"], mixing, quadratic, 0.05, **option)
+        off[case] = max(np.abs(ours[:, rank] - theirs[rank][case]).max() for rank in range(n))
+    assert {case: value for case, value in off.items() if not value <= 1e-12} == {}
+    assert names == set(parity.ALGORITHMS)
+    assert set(off) == set(theirs[0])
+
+
+def simulated(algorithm, mixing, problem, lr, **options):
+    """The models after each step, ``(steps + 1, n, d)``."""
+    simulation = Simulation(problem=problem, algorithm=algorithm, mixing=mixing, lr=lr, seed=parity.SEED, **options)
+    return np.stack([now.state.x[0].numpy() for now in simulation.iterates(parity.STEPS)])
+
+
+@pytest.mark.parametrize("fault", ["kill", "stop"])
+def test_a_dead_or_silent_node_is_named_within_the_timeout(fault, tmp_path):
+    processes = started("dying.py", 4, tmp_path, fault)
+    try:
+        said = {rank: processes[rank].communicate(timeout=60) for rank in (0, 2, 3)}
+    finally:
+        for process in processes:
+            process.kill()
+        processes[1].communicate()
+    for rank, (out, error) in said.items():
+        assert processes[rank].returncode == 7, error
+        seconds, message = out.strip().split("|")
+        assert float(seconds) < 10
+        assert message.startswith(f"Node {rank} lost ")
+        assert any(f"in step {step} " in message for step in range(4, 9))  # a node is ahead by its distance at most
+    named = [out for out, _ in said.values() if "lost node 1" in out]
+    assert named  # by its neighbours
+    assert any(("silent for 3 s" if fault == "stop" else "connection is closed") in out for out in named)
+
+
+def test_init_needs_a_launcher(monkeypatch):
+    for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
+        monkeypatch.delenv(name, raising=False)
+    with pytest.raises(PerronError, match="torchrun"):
+        distributed.init()
+    with pytest.raises(PerronError, match=r"perron\.distributed\.init"):
+        Decentralized(nn.Linear(2, 2), lr=0.1)
+
+
+def test_a_problem_says_what_belongs_to_a_node():
+    class Odd(Problem):
+        nodes, dim = 2, 1
+
+        def local_grads(self, x):
+            return x
+
+        def loss(self, x):
+            return x.sum(-1)
+
+    with pytest.raises(PerronError, match="Odd does not say"):
+        Odd().of_node(0)
+    for problem in (Quadratic.random(3, noise_std=0.1), Logistic.synthetic(3, samples=30, batch=4, compiled=False)):
+        x, random = torch.ones(1, 3, problem.dim, dtype=torch.float64), Keyed(1, trials=1, nodes=3)
+        for number in range(3):
+            mine = problem.of_node(number).grad(x[:, :1], 5, Keyed(1, trials=1, nodes=[number]))
+            torch.testing.assert_close(mine[:, 0], problem.grad(x, 5, random)[:, number])

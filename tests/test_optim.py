@@ -1,0 +1,14 @@
+"""The optimizer in plain PyTorch code, in real processes."""
+
+import json
+
+from test_distributed import launched
+
+
+def test_the_optimizer(tmp_path):
+    n = 4
+    outputs = launched("training.py", n, tmp_path)
+    found = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(n)]
+    wrong = {f"{check}, rank {rank}": said for rank in range(n) for check, said in found[rank].items() if said}
+    assert not wrong, "\n".join(f"{where}:\n{said}" for where, said in wrong.items())
+    assert len(found[0]) >= 17, outputs
