@@ -23,6 +23,7 @@ LAYERS = [
     ["history"],
     ["simulation", "distributed"],
     ["optim"],
+    ["checkpoint"],
     ["study"],
     ["experiment", "speedup"],
     ["conclusions"],

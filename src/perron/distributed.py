@@ -380,7 +380,7 @@ def compare(facts: dict[str, Any], *, group: Any = None) -> None:
     dist.all_gather(digests, digest, group=group)
     if all(torch.equal(digests[0], other) for other in digests):
         return
-    texts = _gathered(mine, group)
+    texts = gathered(mine, group)
     everybody = [json.loads(text) for text in texts]
     for name in facts:
         values = [str(each.get(name)) for each in everybody]
@@ -392,8 +392,8 @@ def compare(facts: dict[str, Any], *, group: Any = None) -> None:
     raise PerronError("The processes were not given the same settings.")
 
 
-def _gathered(text: str, group: Any) -> list[str]:
-    """A text from each rank, as bytes in tensors (nothing is unpickled)."""
+def gathered(text: str, group: Any) -> list[str]:
+    """A text from each rank, as bytes in tensors: nothing is unpickled off the wire."""
     raw = torch.tensor(list(text.encode()), dtype=torch.uint8)
     length = torch.tensor([len(raw)])
     lengths = [torch.empty_like(length) for _ in range(dist.get_world_size(group))]

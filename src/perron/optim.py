@@ -154,6 +154,15 @@ class Decentralized(torch.optim.Optimizer):
         self.last.zero_()
         self._remember()
 
+    def take(self, x: Tensor) -> None:
+        """Start the algorithm anew from the model ``x``, one flat vector."""
+        assert self._flat is not None  # noqa: S101
+        if x.shape != self._flat.shape:
+            raise PerronError(f"The model has {self._flat.numel()} parameters; got a vector of shape {tuple(x.shape)}.")
+        with torch.no_grad():
+            self._flat.copy_(x)
+        self.reset()
+
     def close(self) -> None:
         """Wait for the messages that are under way. Call it at the end, after the same number of steps on every node."""
         if self._running is not None:
