@@ -15,7 +15,7 @@ LAYERS = [
     ["topologies", "stochastic", "balancing"],
     ["mixing", "eigen"],
     ["spectral", "authors", "files"],
-    ["network", "node", "keyed", "schedule"],
+    ["network", "node", "keyed", "schedule", "data"],
     ["algorithm", "problem"],
     ["algorithms", "problems", "theory"],
     ["metrics"],

@@ -1,5 +1,6 @@
 """Every Python block of the documents runs, and so does every example."""
 
+import os
 import re
 import subprocess
 import sys
@@ -22,6 +23,13 @@ def test_python_block_runs(block, capsys):
 
 @pytest.mark.parametrize("example", sorted(ROOT.glob("examples/*.py")), ids=lambda path: path.stem)
 def test_example_runs(example):
-    done = subprocess.run([sys.executable, example], capture_output=True, text=True, check=False)
+    launcher = (
+        ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "4"]
+        if "torchrun" in example.read_text()
+        else []
+    )
+    environment = os.environ | {"PERRON_DATA": "", "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, *launcher, str(example)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
     assert done.returncode == 0, done.stderr
     assert done.stdout

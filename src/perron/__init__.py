@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from perron import (
         algorithms,
         authors,
+        checkpoint,
+        data,
         distributed,
         errors,
         files,
@@ -94,8 +96,8 @@ _HOME = {
     "conclusions": ["conclude"],
 }  # fmt: skip
 _MODULES = [
-    "algorithms", "authors", "distributed", "errors", "files", "metrics", "optim", "plots", "problems", "schedule", "spectral",
-    "speedup", "study", "theory", "topologies",
+    "algorithms", "authors", "checkpoint", "data", "distributed", "errors", "files", "metrics", "optim", "plots", "problems",
+    "schedule", "spectral", "speedup", "study", "theory", "topologies",
 ]  # fmt: skip
 _MODULE_OF = {name: module for module, names in _HOME.items() for name in names}
 

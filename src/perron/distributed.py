@@ -49,7 +49,8 @@ def init(*, backend: str | None = None, timeout: float = TIMEOUT) -> tuple[int, 
         missing = [name for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT") if name not in os.environ]
         if missing:
             raise PerronError(
-                f"There is no process group: {', '.join(missing)} not set. Start with: torchrun --nproc-per-node 4 script.py"
+                f"There is no process group: {', '.join(missing)} not set. Start with: torchrun --standalone --nproc-per-node 4 "
+                "script.py"
             )
         many = torch.cuda.is_available() and torch.cuda.device_count() >= int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
         if many:
