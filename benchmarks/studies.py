@@ -2,8 +2,9 @@
 
     .venv/bin/python benchmarks/studies.py                   # all of them, about an hour of two cores
     .venv/bin/python benchmarks/studies.py error-floor       # some of them
+    .venv/bin/python benchmarks/studies.py --again           # only write the pages again, from the results that are there
 
-Results go to results/NAME, and are not made again if they are there.
+Results go to results/NAME, and are not made again if they are there and the code is the same.
 """
 
 import json
@@ -20,10 +21,12 @@ ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs" / "studies"
 
 
-def page(name: str) -> None:
+def page(name: str, again: bool) -> None:
     """Run a study if it was not run yet, and write its page."""
     folder = ROOT / "results" / name
-    outcome = run_with_progress(load(name), folder)
+    outcome = read_study(folder) if again else run_with_progress(load(name), folder)
+    now = load(name)
+    outcome.study = outcome.study.model_copy(update={"title": now.title, "about": now.about})
     if not outcome.finished:
         sys.exit("\n".join(outcome.failed.values()))
     conclusions.write(outcome, conclusions.conclude(outcome))
@@ -57,7 +60,8 @@ def index() -> None:
 
 
 if __name__ == "__main__":
-    for wanted in sys.argv[1:] or [name for name in shipped() if name != "demo"]:
-        page(wanted)
+    names = [name for name in sys.argv[1:] if name != "--again"] or [name for name in shipped() if name != "demo"]
+    for wanted in names:
+        page(wanted, again="--again" in sys.argv)
         print(read_study(ROOT / "results" / wanted).study.title)
     index()

@@ -166,7 +166,7 @@ def demo(
     out: Annotated[Path, typer.Option(help="Where to write the results.")] = Path("results/demo"),
     workers: Annotated[int | None, typer.Option(min=1, help="Processes (default: one for each core).")] = None,
 ) -> None:
-    """Measure Push-Pull's linear speedup on the paper's six topologies, in about a minute on two cores.
+    """Measure Push-Pull's linear speedup on the paper's six topologies, in less than two minutes on two cores.
 
     A smaller version of: perron study run synthetic-speedup
     """

@@ -33,6 +33,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from filelock import FileLock, Timeout
+from threadpoolctl import threadpool_limits
 
 from perron.errors import FileError, PerronError
 from perron.files import write_bytes
@@ -71,7 +72,7 @@ def run_study(
     folder: str | Path,
     *,
     workers: int | None = None,
-    progress: Callable[[Run, float], None] | None = None,
+    progress: Callable[[float], None] | None = None,
     began: Callable[[int, int], None] | None = None,
 ) -> Outcome:
     """Do all runs that have no results yet, and write the table.
@@ -79,7 +80,7 @@ def run_study(
     Args:
         folder: the study's directory.
         workers: processes; by default as many as this process may use cores.
-        progress: called with a run and the share of it that is done.
+        progress: called now and then with the share of the work that is done.
         began: called once with the number of runs and of those that are done already.
 
     A run that is killed, hangs or raises an error is named in ``Outcome.failed`` and harms no other. Ctrl-C stops; finished
@@ -88,25 +89,23 @@ def run_study(
     folder = Path(folder)
     started, clock = datetime.now(UTC), time.monotonic()
     with _alone(folder):
-        (folder / "runs").mkdir(exist_ok=True)
         todo = [run for run in study.runs if _read(folder, run) is None]
         if began:
             began(len(study.runs), len(study.runs) - len(todo))
-        failed = _run_all(study, todo, folder, workers or cores(), progress) if todo else {}
-        told = _told(study, folder)
-        outcome = Outcome(
-            study,
-            folder,
-            table=_collected(study, folder),
-            seconds=time.monotonic() - clock,
-            reused=len(study.runs) - len(todo),
-            failed=failed,
-            warned={
-                run.key: f"{run}: {'; '.join(told[run.key]['warnings'])}" for run in study.runs if _warned(told, run)
-            },
-        )
-        write_bytes(folder / "results.parquet", outcome.table.to_parquet(index=False))
-        _write_json(folder / "manifest.json", _manifest(outcome, started, told))
+        outcome = Outcome(study, folder, table=None, seconds=0.0, reused=len(study.runs) - len(todo))
+        try:
+            if todo:
+                outcome.failed = _run_all(study, todo, folder, workers or cores(), progress)
+        finally:  # whatever happens, what is finished is collected
+            outcome.seconds, outcome.table = time.monotonic() - clock, _collected(study, folder)
+            told = _told(study, folder)
+            outcome.warned = {
+                run.key: f"{run}: {'; '.join(told[run.key]['warnings'])}"
+                for run in study.runs
+                if told.get(run.key, {}).get("warnings")
+            }
+            write_bytes(folder / "results.parquet", outcome.table.to_parquet(index=False))
+            _write_json(folder / "manifest.json", _manifest(outcome, started, told))
         return outcome
 
 
@@ -122,12 +121,10 @@ def read_study(folder: str | Path) -> Outcome:
         manifest = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))
         study = Study.model_validate(manifest["study"])
         table = _parquet(folder / "results.parquet")
+        return Outcome(study, folder, table, *(manifest[name] for name in ("seconds", "reused", "failed", "warned")))
     except (OSError, ValueError, KeyError) as error:
         why = " ".join(str(error).split())[:200]
         raise FileError(f"{folder} holds no results of a study ({why}); perron study run makes them.") from None
-    return Outcome(
-        study, folder, table, manifest["seconds"], manifest["reused"], manifest["failed"], manifest["warned"]
-    )
 
 
 def do(run: Run, tell: Callable[[float], None] | None = None) -> tuple[pd.DataFrame, list[str]]:
@@ -188,29 +185,26 @@ def _predicted(problem: Any, step: float) -> float:
 
 
 def _run_all(
-    study: Study, todo: list[Run], folder: Path, workers: int, progress: Callable[[Run, float], None] | None
+    study: Study, todo: list[Run], folder: Path, workers: int, progress: Callable[[float], None] | None
 ) -> dict[str, str]:
     """Do the runs in a pool of processes; what went wrong, by run."""
     from pebble import ProcessPool
 
     context = multiprocessing.get_context("spawn")
     shared = context.RawArray("d", len(todo))  # without a lock, which a killed worker would keep
-    order = sorted(range(len(todo)), key=lambda i: -cost(todo[i]))  # long ones first: the cores finish together
+    work = [cost(run) for run in todo]
+    order = sorted(range(len(todo)), key=lambda i: -work[i])  # long ones first: the cores finish together
+    places = {run.key: i for i, run in enumerate(todo)}
     failed: dict[str, str] = {}
-    environment = {name: os.environ.get(name) for name in ("OMP_NUM_THREADS",)}
-    os.environ["OMP_NUM_THREADS"] = (
-        "1"  # for the workers: small tensors are faster on one thread, and they share the cores
-    )
     pool = ProcessPool(
         max_workers=min(workers, len(todo)), context=context, initializer=_begin, initargs=(shared, os.getpid())
     )
     try:
-        futures: dict[Any, Run] = {
-            pool.schedule(_work, args=[todo[i], i, folder / "runs" / _name(todo[i])], timeout=60 * study.timeout): todo[
-                i
-            ]
-            for i in order
-        }
+        futures: dict[Any, Run] = {}
+        with _without_interrupts():
+            for i in order:
+                target = folder / "runs" / _name(todo[i])
+                futures[pool.schedule(_work, args=[todo[i], i, target], timeout=60 * study.timeout)] = todo[i]
         pending: set[Any] = set(futures)
         while pending:
             done, pending = wait(pending, timeout=POLL)
@@ -218,23 +212,30 @@ def _run_all(
                 run = futures[future]
                 if said := _ended(future, study.timeout):
                     failed[run.key] = f"{run}: {said}"
-                shared[todo.index(run)] = 1.0
+                shared[places[run.key]] = 1.0
             if progress:
-                for run, share in zip(todo, shared, strict=True):
-                    progress(run, share)
+                progress(sum(weight * share for weight, share in zip(work, shared, strict=True)) / sum(work))
         pool.close()  # type: ignore[no-untyped-call]
     finally:
         pool.stop()  # type: ignore[no-untyped-call]
         pool.join()
-        for name, value in environment.items():
-            os.environ.pop(name) if value is None else os.environ.update({name: value})
     return {run.key: failed[run.key] for run in todo if run.key in failed}
+
+
+@contextmanager
+def _without_interrupts() -> Iterator[None]:
+    """Threads and processes that start within it never see Ctrl-C, which a terminal sends to all; this thread does afterwards."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def cost(run: Run) -> float:
     """How much work a run is, in gradients of one node."""
     longest = run.steps if run.horizon is None or isinstance(run.lr, str) else min(run.steps, run.horizon / run.lr)
-    return run.nodes * run.trials * longest
+    return run.nodes * run.trials * longest + 1
 
 
 def _ended(future: Any, minutes: float) -> str | None:
@@ -263,7 +264,8 @@ def _begin(shared: Any, parent: int) -> None:
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which then stops the workers
     _shared, _parent = shared, parent
-    torch.set_num_threads(1)
+    torch.set_num_threads(1)  # small tensors are faster on one thread, and the workers share the cores
+    threadpool_limits(1)
 
 
 def _work(run: Run, place: int, target: Path) -> None:
@@ -288,7 +290,7 @@ def _work(run: Run, place: int, target: Path) -> None:
 def _alone(folder: Path) -> Iterator[None]:
     """Nobody else runs a study in this directory meanwhile."""
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "runs").mkdir(parents=True, exist_ok=True)
         lock = FileLock(folder / "lock", timeout=0)
         lock.acquire()
     except Timeout:
@@ -308,11 +310,21 @@ def _name(run: Run) -> str:
 
 
 def _read(folder: Path, run: Run) -> pd.DataFrame | None:
-    """The table of a finished run; None if it is not there or damaged."""
+    """The table of a finished run; None if it or what it said of itself is not there or damaged."""
+    path = folder / "runs" / f"{_name(run)}.parquet"
     try:
-        return _parquet(folder / "runs" / f"{_name(run)}.parquet")
+        return _parquet(path) if _said(path.with_suffix(".json")) else None
     except (OSError, ValueError):
         return None
+
+
+def _said(path: Path) -> dict[str, Any]:
+    """What a run said of itself; empty if it is not there or damaged."""
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+        return found if {"seconds", "warnings"} <= set(found) else {}
+    except (OSError, ValueError, TypeError):
+        return {}
 
 
 def _parquet(path: Path) -> pd.DataFrame:
@@ -334,12 +346,8 @@ def _write_json(path: Path, content: Any) -> None:
 
 def _told(study: Study, folder: Path) -> dict[str, dict[str, Any]]:
     """What each finished run said of itself."""
-    paths = {run.key: folder / "runs" / f"{_name(run)}.json" for run in study.runs}
-    return {key: json.loads(path.read_text(encoding="utf-8")) for key, path in paths.items() if path.exists()}
-
-
-def _warned(told: dict[str, dict[str, Any]], run: Run) -> bool:
-    return bool(told.get(run.key, {}).get("warnings"))
+    found = {run.key: _said(folder / "runs" / f"{_name(run)}.json") for run in study.runs}
+    return {key: said for key, said in found.items() if said}
 
 
 def _manifest(outcome: Outcome, started: datetime, told: dict[str, dict[str, Any]]) -> dict[str, Any]:

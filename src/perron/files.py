@@ -119,7 +119,7 @@ def holds_mixing(path: str | Path) -> bool:
 def write_bytes(path: str | Path, content: bytes) -> Path:
     """Write a file so that at every moment, whatever happens, the old or the new content is there in full."""
     path = Path(path)
-    part = path.with_name(path.name + ".part")
+    part = path.with_name(f"{path.name}.{os.getpid()}.part")  # one for each process that may be writing it
     try:
         with part.open("wb") as file:
             file.write(content)

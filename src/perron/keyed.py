@@ -20,6 +20,7 @@ SECOND = -7723592293110705685  # 0x94D049BB133111EB
 AGAIN = FIRST  # turns a key into that of its second stream, from which numbers that came twice are drawn anew
 RETRIES = 20  # bits: so many numbers of the second stream belong to one draw
 LOSSES, PARTICIPATION, NOISE = 1, 2, 3  # streams of a run, the same in all worlds
+BELOW_ONE = 1 - 2.0**-53  # the largest number below one, to which the last of 2^53 would round up otherwise
 BLOCK = 2**16  # numbers that are made ahead at a time, at the least
 
 
@@ -94,7 +95,7 @@ class Keyed:
 
     def integers(self, draw: int, size: int, high: int) -> Tensor:
         """Whole numbers 0 .. high-1 (for high far below 2^53, uniform but for a part in 2^53/high)."""
-        return (self._block("uniform", draw, size) * high).long()
+        return (self._block("uniform", draw, size) * high).long().clamp_(max=high - 1)
 
     def distinct(self, draw: int, size: int, high: int) -> Tensor:
         """``size`` different numbers of 0 .. high-1, every such choice equally likely: sampling without replacement.
@@ -125,7 +126,7 @@ class Keyed:
             places = torch.arange(first * ahead * size, (first + 1) * ahead * size, device=self._keys.device)
             places = places.view(ahead, *[1] * self._keys.ndim, size)
             hashed = _mix(self._keys[..., None] + (places + 1) * GOLDEN)
-            block = (_shift(hashed, 11).double() + 0.5) * 2.0**-53
+            block = ((_shift(hashed, 11).double() + 0.5) * 2.0**-53).clamp_(max=BELOW_ONE)
             if kind == "normal":
                 block = torch.special.ndtri(block)
             self._ahead[kind, size] = (first, block)
@@ -138,7 +139,7 @@ def _without_repeats(row: list[int], key: int, draw: int, high: int) -> list[int
     seen: set[int] = set()
     for place, number in enumerate(row):
         while number in seen:
-            number = int(((_mixed(again + retry * GOLDEN) >> 11) + 0.5) * 2.0**-53 * high)  # noqa: PLW2901
+            number = min(int(((_mixed(again + retry * GOLDEN) >> 11) + 0.5) * 2.0**-53 * high), high - 1)  # noqa: PLW2901
             retry += 1
         seen.add(number)
         row[place] = number

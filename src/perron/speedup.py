@@ -7,19 +7,20 @@ speedup: starting points that scatter, averaged over more nodes, start lower.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import inf, nan, sqrt
 from typing import Any
 
 import numpy as np
+from scipy.stats import norm, t
 
 from perron.errors import PerronError
 from perron.graph import FloatArray, IntArray
 
 SHARES = (1 / 2, 1 / 3, 1 / 4)  # of the run that are tried as the window of a level, the longest first
+RECORDS = 16  # that a run needs at least
 SURE = 3.0  # standard errors of a fall that is taken for a fall
-VAGUE = 0.1  # standard error, relative to the level, of what is too noisy: a fall could hide in it
-WIDTH = 1.96  # standard errors on either side of a 95 % interval
+HIDDEN = 0.2  # of the level: a fall of this size within the window must be excluded by two standard errors
 RESAMPLES = 400
 
 
@@ -31,8 +32,9 @@ class Level:
         mean, error: over the window, with the standard error over trials.
         fall, fall_error: by which share of the level the second half of the window lies below the first.
         since: the first step of the window.
-        stationary: whether nothing speaks against its being the level at which the run stays.
+        stationary: whether the run was shown to stay at this level.
         why: in words, if not.
+        each: the mean of each trial, ``(trials,)``.
     """
 
     mean: float
@@ -42,13 +44,15 @@ class Level:
     since: int
     stationary: bool
     why: str = ""
+    each: FloatArray = field(default_factory=lambda: np.empty(0), repr=False, compare=False)
 
 
 def level(steps: IntArray, values: FloatArray) -> Level:
     """The level at the end of a run; ``values`` is ``(records, trials)``.
 
-    The window is the longest of the last half, third and quarter of the run in which the curve does not fall or rise: the means
-    of the window's two halves differ by less than three standard errors, which must themselves be small.
+    The window is the longest of the last half, third and quarter of the run in which the curve is shown not to fall or rise: the
+    means of the window's two halves differ by less than three standard errors, *and* a difference of a fifth of the level is
+    excluded by two of them. What is too noisy for that is refused, too: a fall could hide in it.
 
     >>> noise = np.random.default_rng(0).exponential(size=(100, 20))
     >>> level(np.arange(100), noise).stationary
@@ -56,34 +60,34 @@ def level(steps: IntArray, values: FloatArray) -> Level:
     >>> level(np.arange(100), noise * 0.99 ** np.arange(100)[:, None]).why
     'still falling'
     """
-    if values.shape[0] < 16:
+    if not np.isfinite(values[-1]).all():
+        return Level(nan, nan, nan, nan, int(steps[-1]), False, "diverged")
+    if len(steps) < RECORDS:
         raise PerronError(
-            f"A level needs at least 16 records of a run; got {values.shape[0]}. Set every to a smaller number."
+            f"A level needs at least {RECORDS} records of a run; got {len(steps)}. Set every to a smaller number."
         )
     found = [_level(steps, values, share) for share in SHARES]
     return next((one for one in found if one.stationary), found[0])
 
 
 def _level(steps: IntArray, values: FloatArray, share: float) -> Level:
-    late = values[int(len(values) * (1 - share)) :]
+    late = values[steps >= steps[-1] * (1 - share)]
     since, trials = int(steps[len(steps) - len(late)]), late.shape[1]
-    if not np.isfinite(late).all():
-        return Level(nan, nan, nan, nan, since, False, "diverged")
     half = len(late) // 2
     each = late.mean(axis=0)  # (trials,)
     mean = float(each.mean())
     falls = (late[:half].mean(axis=0) - late[len(late) - half :].mean(axis=0)) / (mean or 1.0)
     fall = float(falls.mean())
     if trials < 3:
-        return Level(mean, nan, fall, nan, since, False, "too few trials")
+        return Level(mean, nan, fall, nan, since, False, "too few trials", each)
     error, fall_error = (float(x.std(ddof=1)) / sqrt(trials) for x in (each, falls))
     if abs(fall) > max(SURE * fall_error, 1e-9):
         why = "still falling" if fall > 0 else "rising"
-    elif max(fall_error, error / mean if mean else 0.0) > VAGUE:
+    elif abs(fall) + 2 * fall_error > HIDDEN or error > HIDDEN / 2 * mean:
         why = "too noisy"
     else:
         why = ""
-    return Level(mean, error, fall, fall_error, since, not why, why)
+    return Level(mean, error, fall, fall_error, since, not why, why, each)
 
 
 @dataclass(frozen=True)
@@ -99,11 +103,16 @@ class Fit:
 
 
 def power_law(
-    x: Sequence[float] | FloatArray, y: Sequence[float] | FloatArray, error: Sequence[float] | FloatArray
+    x: Sequence[float] | FloatArray,
+    y: Sequence[float] | FloatArray,
+    error: Sequence[float] | FloatArray,
+    *,
+    trials: int | None = None,
 ) -> Fit:
     """Least squares of log y on log x, weighted by the standard errors of y.
 
-    Where the points scatter more about the line than their errors say, the interval is widened accordingly.
+    Where the points scatter more about the line than their errors say, the interval is widened accordingly; and so it is if the
+    errors come from few ``trials`` (Student's t). Errors of zero weigh as the smallest that is not.
 
     >>> str(power_law([1, 2, 4], [8, 4, 2], [0.1, 0.1, 0.1]))[:6]
     '-1.000'
@@ -111,13 +120,15 @@ def power_law(
     u, v = np.log(np.asarray(x, dtype=float)), np.log(np.asarray(y, dtype=float))
     if len(set(u.tolist())) < 2:
         return Fit(nan, nan, nan)
-    weight = (np.asarray(y) / np.asarray(error)) ** 2  # log y has standard error error / y
+    relative = np.asarray(error, dtype=float) / np.asarray(y)  # the standard error of log y
+    weight = np.maximum(relative, relative[relative > 0].min(initial=1.0)) ** -2.0
     center = np.average(u, weights=weight)
     spread = float((weight * (u - center) ** 2).sum())
     slope = float((weight * (u - center) * v).sum()) / spread
     rest = v - np.average(v, weights=weight) - slope * (u - center)
     misfit = float((weight * rest**2).sum()) / max(len(u) - 2, 1)
-    width = WIDTH * sqrt(max(1.0, misfit) / spread)
+    quantile = t.ppf(0.975, trials - 1) if trials else norm.ppf(0.975)
+    width = float(quantile) * sqrt(max(1.0, misfit) / spread)
     return Fit(slope, slope - width, slope + width)
 
 
@@ -146,11 +157,13 @@ class Times:
 
     def speedup(self, many: Times) -> tuple[float, float, float]:
         """How many times fewer steps ``many`` takes, with its 95 % interval."""
-        if not np.isfinite([self.steps, many.steps]).all():
+        if not np.isfinite([self.steps, many.steps]).all() or not many.steps:
             return nan, nan, nan
-        with np.errstate(invalid="ignore"):
+        with np.errstate(invalid="ignore", divide="ignore"):
             ratios = self.resampled / many.resampled
-        low, high = np.nanpercentile(ratios, [2.5, 97.5])
+        unknown = np.isnan(ratios)  # neither gets there, or both are there at once: it may be anything
+        low = np.percentile(np.where(unknown, 0.0, ratios), 2.5, method="lower")
+        high = np.percentile(np.where(unknown, inf, ratios), 97.5, method="higher")
         return self.steps / many.steps, float(low), float(high)
 
 
@@ -176,5 +189,11 @@ def best_time(grid: dict[float, tuple[IntArray, FloatArray]], accuracy: float, *
 
 def series(table: Any, metric: str) -> tuple[IntArray, FloatArray]:
     """Steps and values ``(records, trials)`` of one run's part of a results table."""
+    if metric not in table.columns:
+        raise PerronError(f"The results have no {metric}; add it to the study's metrics.")
+    if table["run"].nunique() != 1:
+        raise PerronError(
+            f"{table['run'].nunique()} runs cannot be shown as one; a study varies in too much for this conclusion."
+        )
     wide = table.pivot_table(index="step", columns="trial", values=metric, dropna=False)
     return wide.index.to_numpy(), wide.to_numpy()

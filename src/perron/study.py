@@ -21,29 +21,39 @@ import json
 import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import fields, replace
-from difflib import get_close_matches
-from functools import cached_property, lru_cache
+from functools import cached_property
 from importlib import resources
-from inspect import Parameter, signature
+from importlib.util import find_spec
+from inspect import signature
 from itertools import product
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar, get_type_hints
+from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, create_model, field_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
 
 from perron import authors, topologies
 from perron.algorithm import Algorithm
 from perron.algorithms import ALGORITHMS
 from perron.errors import PerronError
 from perron.graph import Graph
-from perron.metrics import chosen
+from perron.metrics import BLOCKS, chosen
 from perron.mixing import RULES, Mixing
 from perron.network import Network
+from perron.options import UnknownNameError, checked, named, options_of, told
 from perron.problem import Problem
 from perron.problems import Logistic, Quadratic
+from perron.simulation import recorded
+from perron.speedup import RECORDS
 
 PROBLEMS: dict[str, Callable[..., Problem]] = {"logistic": Logistic.synthetic, "quadratic": Quadratic.random}
-CONCLUSIONS = ("speedup", "time_to_accuracy", "residual", "comparison", "topologies")
 Scalar = bool | int | float | str | None
 
 
@@ -84,7 +94,8 @@ class Study(BaseModel):
     Attributes:
         title, about: for people.
         conclusion: what is made of the results; see `perron.conclusions`.
-        problem: ``kind`` and the options of `Logistic.synthetic` or `Quadratic.random` (but nodes).
+        problem: ``kind`` and the options of `Logistic.synthetic` or `Quadratic.random` (but nodes); ``batch = "all"`` for exact
+            gradients.
         topologies: names, or tables with options, as ``{ name = "random", probability = 0.5 }``.
         nodes: node counts, for all topologies; or a table of them by topology (``grid``), or by topology and weights
             (``"random/authors"``), with ``default`` for the others.
@@ -95,7 +106,7 @@ class Study(BaseModel):
         equal_effective_step: whether lr is the *effective* step, so that each algorithm gets lr divided by its factor (c for
             Push-Pull, n for pull-only methods).
         steps: how many; with ``horizon``, at most so many.
-        horizon: run for horizon / lr steps: small steps get more time.
+        horizon: run for horizon / (effective step) steps: small steps get more time.
         every: measure after every so many steps; ``"log"``; or by default about 200 times.
         trials, seeds: independent runs side by side, for each seed.
         metrics: names, see `perron.metrics.METRICS`; ``residual_block_sq_20`` sums over blocks of 20 steps.
@@ -104,7 +115,7 @@ class Study(BaseModel):
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
-    name: str = "study"
+    name: Annotated[str, Field(pattern=r"^[\w.-]*\w[\w.-]*$")] = "study"
     title: str = ""
     about: str = ""
     conclusion: Literal["speedup", "time_to_accuracy", "residual", "comparison", "topologies"] = "speedup"
@@ -145,17 +156,27 @@ class Study(BaseModel):
     @classmethod
     def _known_problem(cls, value: dict[str, Any]) -> dict[str, Any]:
         kind = value.get("kind", "logistic")
-        if kind not in PROBLEMS:
+        if not isinstance(kind, str) or kind not in PROBLEMS:
             raise ValueError(f"kind is one of {', '.join(PROBLEMS)}; got {kind!r}")
         given = {key: entry for key, entry in value.items() if key != "kind"}
-        model = _options_of(PROBLEMS[kind], several=True)
-        return {"kind": kind} | model.model_validate(given).model_dump()
+        if "batch" in given:
+            exact = [None if one == "all" else one for one in _listed(given["batch"])]
+            given["batch"] = exact if isinstance(given["batch"], list) else exact[0]
+        model = options_of(PROBLEMS[kind], several=True)
+        if empty := [key for key, entry in given.items() if entry == []]:
+            raise ValueError(f"{empty[0]} is an empty list")
+        found = {"kind": kind} | checked(model, given).model_dump()
+        if (
+            kind == "logistic" and found["compiled"] is None
+        ):  # so that results of different sums are not taken for one another
+            found["compiled"] = find_spec("numba") is not None
+        return found
 
     @field_validator("topologies")
     @classmethod
     def _known_topologies(cls, value: list[Choice]) -> list[Choice]:
         for choice in value:
-            _options_of(_named(choice.name, topologies.NAMES, "topology")).model_validate(choice.options)
+            checked(options_of(named(choice.name, topologies.NAMES, "topology")), choice.options)
         return value
 
     @field_validator("algorithms")
@@ -163,7 +184,10 @@ class Study(BaseModel):
     def _known_algorithms(cls, value: list[Choice]) -> list[Choice]:
         for choice in value:
             options = choice.options
-            cls._known_weights([options.pop("weights", "uniform")])
+            weights = options.pop("weights", "uniform")
+            if not isinstance(weights, str):
+                raise ValueError(f"weights of an algorithm is one name; got {weights!r}")
+            cls._known_weights([weights])
             _algorithm(choice.name, options)
         return value
 
@@ -171,7 +195,7 @@ class Study(BaseModel):
     @classmethod
     def _known_weights(cls, value: list[str]) -> list[str]:
         for name in value:
-            _named(name, {**RULES, "authors": None}, "weight rule")
+            named(name, {**RULES, "authors": None}, "weight rule")
         return value
 
     @field_validator("metrics")
@@ -182,6 +206,20 @@ class Study(BaseModel):
         except PerronError as error:
             raise ValueError(str(error)) from None
         return value
+
+    @model_validator(mode="after")
+    def _fits_its_conclusion(self) -> Study:
+        """What a conclusion needs is asked for before hours of runs, not after."""
+        used = {*self.weights, *(choice.options.get("weights", self.weights[0]) for choice in self.algorithms)}
+        for key in self.nodes:
+            if "/" in key and key.partition("/")[2] not in used:
+                raise ValueError(f"nodes: {key!r} names weights that the study does not use: {', '.join(sorted(used))}")
+        if "authors" in used and (odd := [choice.label for choice in self.topologies if choice.options]):
+            raise ValueError(f"weights: the authors' networks take no options; got {', '.join(odd)}")
+        for need in NEEDS.get(self.conclusion, ()):
+            if said := need(self):
+                raise ValueError(f"conclusion: {self.conclusion} needs {said}")
+        return self
 
     @cached_property
     def runs(self) -> list[Run]:
@@ -261,6 +299,7 @@ class Run(BaseModel):
         """Each parameter as a column of the results table."""
         return {
             "run": self.key,
+            "lr_setting": self.lr if isinstance(self.lr, str) else f"{self.lr:.10g}",
             "topology": Choice(name=self.topology, **self.topology_options).label,
             "nodes": self.nodes,
             "weights": self.weights,
@@ -293,7 +332,7 @@ class Run(BaseModel):
     def mixing(self) -> Mixing:
         """The network."""
         if self.weights == "authors":
-            return _named(self.topology, authors.NAMES, "network of the authors")(self.nodes, seed=self.network_seed)
+            return named(self.topology, authors.NAMES, "network of the authors")(self.nodes, seed=self.network_seed)
         rule = RULES[self.weights]
         return rule(self.graph(), **({"seed": self.network_seed} if "seed" in signature(rule).parameters else {}))
 
@@ -322,7 +361,7 @@ def load(name_or_file: str | Path, changes: Mapping[str, Any] | None = None) -> 
     try:
         return Study.model_validate({"name": path.stem} | content)
     except ValidationError as error:
-        raise PerronError(f"{path.name}: {_told(error)}") from None
+        raise PerronError(f"{path.name}: {told(error, Study.model_fields)}") from None
 
 
 def find(name_or_file: str | Path) -> Path:
@@ -332,7 +371,7 @@ def find(name_or_file: str | Path) -> Path:
         if not path.is_file():
             raise PerronError(f"There is no study file {path}.")
         return path
-    return _named(str(name_or_file), shipped(), "study")
+    return named(str(name_or_file), shipped(), "study")
 
 
 def shipped() -> dict[str, Path]:
@@ -365,57 +404,57 @@ def _change(content: dict[str, Any], key: str, value: Any) -> None:
     content[last] = value
 
 
-def _named(name: str, among: Mapping[str, T], kind: str) -> T:
-    if name in among:
-        return among[name]
-    close = get_close_matches(name, among, n=1)
-    hint = f"did you mean {close[0]!r}? " if close else ""
-    raise UnknownNameError(f"there is no {kind} {name!r}; {hint}There are: {', '.join(among)}.")
-
-
-class UnknownNameError(PerronError, ValueError):
-    """A name that is not known: pydantic collects it as a ValueError, everybody else sees a PerronError."""
-
-
 def _algorithm(name: str, options: Mapping[str, Any]) -> Algorithm:
     """The algorithm of that name with some of its hyper-parameters changed."""
-    base: Any = _named(name, ALGORITHMS, "algorithm")
+    base: Any = named(name, ALGORITHMS, "algorithm")
     known = [field.name for field in fields(base)]
     for key in options:
         if key not in known:
             raise UnknownNameError(f"{name} has no option {key!r}; it has: {', '.join([*known, 'weights'])}.")
-    return replace(base, **options)
+    made = {key: getattr(base, key) for key in known if key not in options}
+    return replace(base, **checked(options_of(base.__class__), dict(options) | made).model_dump(include=set(options)))
 
 
-@lru_cache
-def _options_of(function: Callable[..., Any], *, several: bool = False) -> type[BaseModel]:
-    """A model of a function's options, made from its signature; with ``several``, each may be a list."""
-    hints = get_type_hints(function)
-    options: dict[str, Any] = {}
-    for name, parameter in signature(function).parameters.items():
-        if name in ("n", "nodes", "dtype") or parameter.kind is Parameter.VAR_KEYWORD:
-            continue
-        default = None if parameter.default is Parameter.empty else parameter.default
-        hint: Any = hints[name]
-        options[name] = (hint | list[hint] if several else hint, default)
-    return create_model(function.__name__, __config__=ConfigDict(extra="forbid"), **options)
+def _lacks(metric: str) -> Callable[[Study], str | None]:
+    return lambda study: None if metric in study.metrics else f"the metric {metric}"
 
 
-def _told(error: ValidationError) -> str:
-    """All that is wrong with a study, each with its key."""
-    told = []
-    for problem in error.errors():
-        key = ".".join(
-            str(part)
-            for part in problem["loc"]
-            if part not in ("function-before[_listed()]", "function-before[_chosen()]")
-        )
-        said = problem["msg"].removeprefix("Value error, ")
-        if problem["type"] == "extra_forbidden":
-            close = get_close_matches(key, Study.model_fields, n=1)
-            hint = f"did you mean {close[0]}? " if close else ""
-            said = f"there is no such key; {hint}There are: {', '.join(Study.model_fields)}."
-        elif problem["type"] != "value_error":
-            said = f"{said[0].lower()}{said[1:]}; got {problem['input']!r}"
-        told.append(f"{key}: {said}")
-    return "; ".join(told)
+def _few_records(study: Study) -> str | None:
+    if study.every == "log":
+        return "records at equal distances: every must be a number"
+    many = len(recorded(study.steps, study.every))
+    return (
+        None
+        if many >= RECORDS
+        else f"{RECORDS} records of a run, but steps = {study.steps} and every = {study.every} give {many}"
+    )
+
+
+def _residual_needs(study: Study) -> str | None:
+    if not any(choice.label == "push_pull" for choice in study.algorithms):
+        return "push_pull among the algorithms"
+    lengths = [int(name.removeprefix(BLOCKS)) for name in study.metrics if name.startswith(BLOCKS)]
+    if len(lengths) < 2:
+        return f"two or more metrics {BLOCKS}M, for blocks of M steps"
+    return (
+        f"blocks of at most half the run; got {max(lengths)} of {study.steps} steps"
+        if 2 * max(lengths) > study.steps
+        else None
+    )
+
+
+def _accuracy_needs(study: Study) -> str | None:
+    if any(1 not in counts for counts in study.nodes.values()):
+        return "a run with one node on each topology, to compare with: add 1 to nodes"
+    dials = (study.problem.get("same_hessian"), study.problem.get("heterogeneity"))
+    if study.problem["kind"] == "quadratic" and dials != (True, 0):
+        return "the same function for every number of nodes: set same_hessian = true and heterogeneity = 0"
+    return None
+
+
+NEEDS: dict[str, tuple[Callable[[Study], str | None], ...]] = {
+    "speedup": (_lacks("grad_norm_sq"), _few_records),
+    "comparison": (_lacks("grad_norm_sq"), _few_records),
+    "residual": (_lacks("residual_sq"), _residual_needs, _few_records),
+    "time_to_accuracy": (_lacks("grad_norm_sq"), _accuracy_needs),
+}

@@ -86,7 +86,7 @@ def run_with_progress(study: Any, folder: Path, workers: int | None = None) -> O
         TimeRemainingColumn,
     )
 
-    from perron.experiment import cost, run_study
+    from perron.experiment import run_study
 
     console = Console(stderr=True)
     columns = (
@@ -97,25 +97,17 @@ def run_with_progress(study: Any, folder: Path, workers: int | None = None) -> O
         TimeRemainingColumn(),
     )
     with Progress(*columns, console=console, disable=not console.is_terminal) as bar:
-        task = bar.add_task(study.name, total=None)
-        shares: dict[str, tuple[float, float]] = {}
+        task = bar.add_task(study.name, total=1.0)
 
         def began(runs: int, done: int) -> None:
             already = f", {done} of them done already" if done else ""
-            console.print(
-                f"{study.title or study.name}: {runs} runs{already}.", highlight=False, markup=False, soft_wrap=True
-            )
-
-        def progress(run: Any, share: float) -> None:
-            shares[run.key] = (cost(run), share)
-            bar.update(
-                task,
-                total=sum(weight for weight, _ in shares.values()),
-                completed=sum(weight * part for weight, part in shares.values()),
-            )
+            line = f"{study.title or study.name}: {runs} runs{already}."
+            console.print(line, highlight=False, markup=False, soft_wrap=True)
 
         try:
-            return run_study(study, folder, workers=workers, progress=progress, began=began)
+            return run_study(
+                study, folder, workers=workers, progress=lambda share: bar.update(task, completed=share), began=began
+            )
         except KeyboardInterrupt:
             bar.stop()
             console.print(
@@ -130,12 +122,16 @@ def finish(outcome: Outcome, *, files: bool = True, only: Sequence[str] = ()) ->
     from rich.table import Table
     from rich.text import Text
 
-    from perron.conclusions import conclude, write
+    from perron.conclusions import conclude, failures, write
 
     console = Console()
     if not console.is_terminal:
         console.width = 140  # a file has room
-    found = conclude(outcome)
+    try:
+        found = conclude(outcome)
+    except PerronError as error:
+        hidden = outcome.failed and not outcome.table.empty
+        raise PerronError(f"{error} Besides, runs failed: {failures(outcome)}" if hidden else str(error)) from None
     for title, cells in reversed(found.tables.items()):
         if not only or title in only:
             table = Table(*map(str, cells.columns), title=title)

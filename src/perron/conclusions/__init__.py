@@ -35,8 +35,14 @@ CONCLUSIONS: dict[str, Callable[[Outcome], Conclusion]] = {
 def conclude(outcome: Outcome) -> Conclusion:
     """Draw the conclusion that the study asks for."""
     if outcome.table.empty:
-        raise PerronError(f"The study {outcome.study.name} has no results: every run failed.")
+        raise PerronError(f"The study {outcome.study.name} has no results: every run failed. {failures(outcome)}")
     return CONCLUSIONS[outcome.study.conclusion](outcome)
+
+
+def failures(outcome: Outcome, most: int = 5) -> str:
+    """Which runs failed, and why; the first few of them."""
+    said = list(outcome.failed.values())
+    return "; ".join(said[:most]) + (f"; and {len(said) - most} more (manifest.json)." if len(said) > most else "")
 
 
 def write(outcome: Outcome, conclusion: Conclusion) -> list[Path]:

@@ -1,8 +1,8 @@
-"""What all conclusions share: their shape, and how things are called in print."""
+"""What all conclusions share: their shape, how a table is taken apart, and how things are called in print."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,7 +15,7 @@ from perron.speedup import series
 Table = Any  # a pandas table; its own types are of no help to a reader
 METRIC = "grad_norm_sq"
 SQUARED_NORM = r"$\|\nabla f(\hat x)\|^2$"
-VARYING = ("weights", "algorithm", "lr", "seed", "network_seed")  # besides the problem's own options
+VARYING = ("weights", "algorithm", "lr_setting", "seed", "network_seed")  # besides the problem's own options
 
 
 @dataclass
@@ -35,23 +35,31 @@ class Conclusion:
     summary: dict[str, Any] = field(default_factory=dict)
 
 
-def variants(table: Table) -> Iterator[tuple[dict[str, Any], Table]]:
-    """The parts of a table that differ in something other than topology and nodes, with what they differ in."""
+def variants(table: Table, *, but: Sequence[str] = ()) -> Iterator[tuple[dict[str, Any], Table]]:
+    """The parts of a table that differ in something other than topology and nodes (and ``but``), with what they differ in."""
     names = [*VARYING, *(name for name in table.columns if name.startswith("problem_"))]
-    differ = [name for name in names if table[name].nunique(dropna=False) > 1]
+    differ = [name for name in names if name not in but and table[name].nunique(dropna=False) > 1]
     if not differ:
         yield {}, table
         return
-    for values, part in table.groupby(differ, sort=False):
+    for values, part in table.groupby(differ, sort=False, dropna=False):
         yield dict(zip(differ, values, strict=True)), part
+
+
+def contenders(table: Table) -> Iterator[tuple[str, str, Table]]:
+    """Label, algorithm and part of each algorithm; with its weights in the label, if it was run with several."""
+    several = table.groupby("algorithm").weights.nunique()
+    for (algorithm, weights), part in table.groupby(["algorithm", "weights"], sort=False):
+        label = titled(algorithm) + (f", weights {spoken(weights)}" if several[algorithm] > 1 else "")
+        yield label, algorithm, part
 
 
 def curve(run: Table, label: str, floor: float | None = None) -> Line:
     """The mean of a run over its trials, with its standard error."""
     steps, values = series(run, METRIC)
-    return Line(
-        label, steps.astype(float), values.mean(axis=1), values.std(axis=1, ddof=1) / np.sqrt(values.shape[1]), floor
-    )
+    trials = values.shape[1]
+    error = values.std(axis=1, ddof=1) / np.sqrt(trials) if trials > 1 else None
+    return Line(label, steps.astype(float), values.mean(axis=1), error, floor if floor else None)
 
 
 def strings(rows: list[dict[str, str]]) -> Table:
@@ -61,9 +69,16 @@ def strings(rows: list[dict[str, str]]) -> Table:
     return pd.DataFrame(rows).fillna("")
 
 
+def with_error(value: float, error: float, digits: str = ".3e") -> str:
+    """``1.2e-06 ± 3e-08``; without the error if there is none; empty for what is not finite."""
+    if not np.isfinite(value):
+        return ""
+    return f"{value:{digits}}" + (f" ± {error:{digits if 'f' in digits else '.0e'}}" if np.isfinite(error) else "")
+
+
 def spoken(text: str) -> str:
     """A name as people write it."""
-    return text.replace("problem_", "").replace("_", " ")
+    return text.replace("problem_", "").replace("lr_setting", "lr").replace("_", " ")
 
 
 def titled(algorithm: str) -> str:
@@ -77,6 +92,11 @@ def told(variant: dict[str, Any]) -> str:
     return ", ".join(f"{spoken(key)} {spoken(str(value))}" for key, value in variant.items())
 
 
+def panel_title(variant: dict[str, Any], *parts: str) -> str:
+    """The title of a panel, with what sets its variant apart."""
+    return ", ".join([*parts, *([told(variant)] if variant else [])])
+
+
 def file_name(base: str, variant: dict[str, Any]) -> str:
     """The name of a file that is about a variant."""
-    return "-".join([base, *(str(value).replace("_", "-") for value in variant.values())])
+    return "-".join([base, *(str(value).replace("_", "-").replace("/", "-") for value in variant.values())])

@@ -11,6 +11,7 @@ from perron.conclusions.conclusion import (
 )
 from perron.experiment import Outcome
 from perron.graph import Graph
+from perron.study import Run
 
 
 def networks(outcome: Outcome) -> Conclusion:
@@ -35,14 +36,15 @@ def networks(outcome: Outcome) -> Conclusion:
         ]
     )
     found.summary["networks"] = rows
-    for weights in dict.fromkeys(run.weights for run in outcome.study.runs):
+    runs = [run for run in outcome.study.runs if run.key in set(first.run)]  # what could be built
+    for weights in dict.fromkeys(run.weights for run in runs):
         drawn: dict[str, Graph] = {}
-        for run in outcome.study.runs:
-            if run.weights == weights and run.nodes == _drawn_at(outcome, run.topology, weights):
+        for run in runs:
+            if run.weights == weights and run.nodes == _drawn_at(runs, run.topology, weights):
                 title, graph = f"{spoken(run.columns['topology'])}, n = {run.nodes}", run.graph()
                 several = {f"{title}, step {i}": one for i, one in enumerate(graph)} if isinstance(graph, tuple) else {}
                 drawn |= several or {title: graph}  # type: ignore[dict-item]
-        name = file_name("topologies", {"weights": weights} if len(outcome.study.weights) > 1 else {})
+        name = file_name("topologies", {"weights": weights} if len({run.weights for run in runs}) > 1 else {})
         found.figures[name] = lambda path, drawn=drawn: plots.draw_all(drawn, path)
     slow = max(rows, key=lambda row: row["s_A"])
     found.sentences = [
@@ -53,7 +55,7 @@ def networks(outcome: Outcome) -> Conclusion:
     return found
 
 
-def _drawn_at(outcome: Outcome, topology: str, weights: str) -> int:
+def _drawn_at(runs: list[Run], topology: str, weights: str) -> int:
     """16 nodes, as in the paper's figure, or the nearest there is."""
-    counts = {run.nodes for run in outcome.study.runs if (run.topology, run.weights) == (topology, weights)}
+    counts = {run.nodes for run in runs if (run.topology, run.weights) == (topology, weights)}
     return min(counts, key=lambda n: abs(n - 16))

@@ -20,12 +20,14 @@ from perron.conclusions.conclusion import (
     strings,
     told,
     variants,
-)
+    with_error,
+)  # fmt: skip
 from perron.experiment import Outcome
 from perron.plots import Line
 from perron.speedup import Level, level, power_law, series
 
-CLOSE = 0.1  # a slope this near -1 is called linear
+CLOSE = 0.1  # a slope this near -1 is called linear ...
+COARSE = 0.2  # ... unless its interval is wider than this on either side
 
 
 def speedup(outcome: Outcome) -> Conclusion:
@@ -35,11 +37,11 @@ def speedup(outcome: Outcome) -> Conclusion:
         curves: dict[str, list[Line]] = {}
         dots = []
         for topology, same in part.groupby("topology", sort=False):
-            measured = _levels(same)
-            curves[spoken(topology)] = [curve(run, f"n = {n}", floor=one.predicted) for n, run, one in measured]
-            levels += [_level_row(variant, topology, n, one) for n, _, one in measured]
-            slopes.append(_slope_row(variant, topology, [(n, one) for n, _, one in measured]))
-            dots.append(_dots(spoken(topology), [(n, one) for n, _, one in measured]))
+            measured = [_measured(run) for _, run in same.groupby("nodes", sort=True)]
+            curves[spoken(topology)] = [curve(one.run, f"n = {one.nodes}", floor=one.predicted) for one in measured]
+            levels += [_level_row(variant, topology, one) for one in measured]
+            slopes.append(_slope_row(variant, topology, measured))
+            dots.append(_dots(spoken(topology), measured))
         found.figures[file_name("curves", variant)] = plots.panels(
             curves, x="step", y=SQUARED_NORM, legend="nodes (dashed: predicted floor)"
         )
@@ -53,63 +55,63 @@ def speedup(outcome: Outcome) -> Conclusion:
 
 @dataclass(frozen=True)
 class _Measured:
-    """A level with what theory says of it."""
+    """The level of a run with what theory says of it.
 
+    c is the effective step over the lr that the study names: n pi_A^T pi_B for Push-Pull, 1 for push-only methods and centralized
+    SGD, n for pull-only ones; and 1 for all if that lr is the effective step itself.
+    """
+
+    run: Table
+    nodes: int
     level: Level
     c: float
     predicted: float
 
 
-def _levels(table: Table) -> list[tuple[int, Table, _Measured]]:
-    found = []
-    for n, run in table.groupby("nodes", sort=True):
-        first = run.iloc[0]
-        found.append((int(n), run, _Measured(level(*series(run, METRIC)), float(first.c), float(first.predicted))))
-    return found
+def _measured(run: Table) -> _Measured:
+    first = run.iloc[0]
+    return _Measured(run, int(first.nodes), level(*series(run, METRIC)), _scale(first), float(first.predicted))
 
 
-def _level_row(variant: dict[str, Any], topology: str, n: int, one: _Measured) -> dict[str, Any]:
-    found = one.level
+def _scale(row: Any) -> float:
+    return float(row.effective_step) / (1.0 if row.lr_setting == "default" else float(row.lr_setting))
+
+
+def _level_row(variant: dict[str, Any], topology: str, one: _Measured) -> dict[str, Any]:
+    found, predicted = one.level, one.predicted or np.nan
     return variant | {
-        "topology": topology,
-        "nodes": n,
-        "c": one.c,
-        "level": found.mean,
-        "error": found.error,
-        "predicted": one.predicted,
-        "ratio": found.mean / one.predicted,
-        "ratio_error": found.error / one.predicted,
-        "since": found.since,
-        "fall": found.fall,
-        "fall_error": found.fall_error,
-        "stationary": found.stationary,
+        "topology": topology, "nodes": one.nodes, "c": one.c, "level": found.mean, "error": found.error,
+        "predicted": one.predicted, "ratio": found.mean / predicted, "ratio_error": found.error / predicted,
+        "since": found.since, "fall": found.fall, "fall_error": found.fall_error, "stationary": found.stationary,
         "why": found.why,
-    }
+    }  # fmt: skip
 
 
-def _slope_row(variant: dict[str, Any], topology: str, measured: list[tuple[int, _Measured]]) -> dict[str, Any]:
-    finite = [(n, one) for n, one in measured if np.isfinite(one.level.error) and one.level.mean > 0]
-    n, c = [n for n, _ in finite], np.array([one.c for _, one in finite])
-    mean, error = (np.array([getattr(one.level, name) for _, one in finite]) for name in ("mean", "error"))
-    plain, scaled = power_law(n, mean, error), power_law(n, mean / c, error / c)
-    moving: dict[str, list[str]] = {}
-    for count, one in measured:
+def _slope_row(variant: dict[str, Any], topology: str, measured: list[_Measured]) -> dict[str, Any]:
+    usable = [one for one in measured if np.isfinite(one.level.error) and one.level.mean > 0]
+    n, c = [one.nodes for one in usable], np.array([one.c for one in usable])
+    mean, error = (np.array([getattr(one.level, name) for one in usable]) for name in ("mean", "error"))
+    trials = min((len(one.level.each) for one in usable), default=None)
+    plain, scaled = power_law(n, mean, error, trials=trials), power_law(n, mean / c, error / c, trials=trials)
+    reasons: dict[str, list[str]] = {}
+    for one in measured:
         if not one.level.stationary:
-            moving.setdefault(one.level.why, []).append(str(count))
-    if moving:
-        verdict = f"cannot say: {'; '.join(f'{why} at n={chr(44).join(counts)}' for why, counts in moving.items())}"
+            reasons.setdefault(one.level.why, []).append(str(one.nodes))
+    width = scaled.high - scaled.slope
+    if reasons:
+        verdict = "cannot say: " + "; ".join(f"{why} at n={','.join(counts)}" for why, counts in reasons.items())
     elif not np.isfinite(scaled.slope):
         verdict = "needs two node counts"
-    elif abs(scaled.slope + 1) <= CLOSE:
+    elif abs(scaled.slope + 1) <= CLOSE and width <= COARSE:
         verdict = "linear speedup"
     elif scaled.low <= -1 <= scaled.high:
         verdict = "linear speedup not excluded, but measured too coarsely"
     else:
         verdict = "no linear speedup"
-    row = variant | {"topology": topology, "nodes": ", ".join(str(n) for n, _ in measured)}
+    row = variant | {"topology": topology, "nodes": ", ".join(str(one.nodes) for one in measured)}
     for what, fit in (("level", plain), ("level/c", scaled)):
         row |= {f"slope of {what}": fit.slope, f"{what} low": fit.low, f"{what} high": fit.high}
-    return row | {"stationary": not moving, "verdict": verdict}
+    return row | {"stationary": not reasons, "reasons": list(reasons), "verdict": verdict}
 
 
 def _speedup_sentences(slopes: list[dict[str, Any]], levels: list[dict[str, Any]]) -> list[str]:
@@ -125,32 +127,31 @@ def _speedup_sentences(slopes: list[dict[str, Any]], levels: list[dict[str, Any]
         where = f"{spoken(worst['topology'])} at n={worst['nodes']}{_in(worst)}"
         said.append(
             f"Levels lie within {typical:.1%} (median) of the predicted c lr tr(H Sigma) / (2n); farthest from it is {where} "
-            f"with {worst['ratio']:.3f} ± {worst['ratio_error']:.3f} times it."
+            f"with {with_error(worst['ratio'], worst['ratio_error'], '.3f')} times it."
         )
     if moving := [row for row in slopes if not row["stationary"]]:
+        reasons = ", ".join(dict.fromkeys(why for row in moving for why in row["reasons"]))
         apparent = [row["slope of level"] for row in moving if np.isfinite(row["slope of level"])]
         fake = (
-            f"; their apparent slopes, {min(apparent):.2f} to {max(apparent):.2f}, say nothing about noise"
+            f" Apparent slopes of {min(apparent):.2f} to {max(apparent):.2f} there say nothing about noise."
             if apparent
             else ""
         )
-        said.append(
-            f"On {len(moving)} of {len(slopes)} networks no speedup is claimed, because curves are not on their floor at the end "
-            f"of the run{fake}."
-        )
+        said.append(f"On {len(moving)} of {len(slopes)} networks no speedup is claimed ({reasons}).{fake}")
     return said
 
 
-def _dots(label: str, measured: list[tuple[int, _Measured]]) -> Line:
-    n = np.array([float(n) for n, _ in measured])
-    c = np.array([one.c for _, one in measured])
-    mean, error = (np.array([getattr(one.level, name) for _, one in measured]) for name in ("mean", "error"))
-    return Line(label, n, mean / c, error / c)
+def _dots(label: str, measured: list[_Measured]) -> Line:
+    n = np.array([float(one.nodes) for one in measured])
+    c = np.array([one.c for one in measured])
+    mean, error = (np.array([getattr(one.level, name) for one in measured]) for name in ("mean", "error"))
+    return Line(label, n, mean / c, np.nan_to_num(error / c))
 
 
 def _predicted_line(table: Table) -> Line:
     first = table.drop_duplicates("nodes").sort_values("nodes")
-    return Line("predicted", first.nodes.to_numpy(float), (first.predicted / first.c).to_numpy(), guide=True)
+    values = [row.predicted / _scale(row) or np.nan for row in first.itertuples()]
+    return Line("predicted", first.nodes.to_numpy(float), np.array(values), guide=True)
 
 
 def _frame(rows: list[dict[str, Any]]) -> Table:
@@ -159,22 +160,24 @@ def _frame(rows: list[dict[str, Any]]) -> Table:
     for row in rows:
         cells: dict[str, str] = {}
         for key, value in row.items():
-            if key in ("error", "ratio_error", "fall_error", "since", "why") or key.endswith((" low", " high")):
+            if key in ("error", "ratio_error", "fall_error", "since", "why", "reasons") or key.endswith(
+                (" low", " high")
+            ):
                 continue
             if key == "level":
-                cells[key] = f"{value:.3e} ± {row['error']:.0e}"
+                cells[key] = with_error(value, row["error"])
             elif key == "ratio":
-                near = f"{value:.3f} ± {row['ratio_error']:.3f}"
-                cells["level / predicted"] = near if value < 100 else f"{value:,.0f}"
+                near = with_error(value, row["ratio_error"], ".3f")
+                cells["level / predicted"] = near if not value >= 100 else f"{value:,.0f}"
             elif key == "fall":
-                cells["fall"] = f"{value:+.0%} ± {row['fall_error']:.0%}"
+                error = f" ± {row['fall_error']:.0%}" if np.isfinite(row["fall_error"]) else ""
+                cells["fall"] = f"{value:+.0%}{error}" if np.isfinite(value) else ""
             elif key == "stationary" and "why" in row:
                 cells[key] = f"since step {row['since']:,}" if value else f"no: {row['why']}"
             elif key == "stationary":
                 continue
             elif key.startswith("slope of "):
-                width = row[f"{key.removeprefix('slope of ')} high"] - value
-                cells[key] = f"{value:.3f} ± {width:.3f}" if np.isfinite(value) else ""
+                cells[key] = with_error(value, row[f"{key.removeprefix('slope of ')} high"] - value, ".3f")
             else:
                 cells[spoken(key)] = spoken(value) if isinstance(value, str) else f"{value:.4g}"
         shown.append(cells)

@@ -30,7 +30,7 @@ def _mix(z):
 @njit(cache=True, inline="always")
 def _below(hashed, high):
     """A whole number 0 .. high-1 from a hash."""
-    return i64((np.float64(i64(hashed >> u64(11))) + 0.5) * 2.0**-53 * high)
+    return min(i64((np.float64(i64(hashed >> u64(11))) + 0.5) * 2.0**-53 * high), high - 1)
 
 
 @njit(cache=True, nogil=True)
