@@ -17,7 +17,7 @@ LAYERS = [
     ["spectral", "authors", "files"],
     ["network", "node", "keyed", "schedule", "data", "options"],
     ["algorithm", "problem"],
-    ["algorithms", "problems", "theory"],
+    ["algorithms", "problems", "theory", "agreement"],
     ["metrics"],
     ["plots"],
     ["history"],

@@ -16,7 +16,7 @@ def test_the_optimizer(tmp_path):
 
 def test_checkpoints_resume_survive_damage_and_other_numbers_of_nodes(tmp_path):
     whole, damaged = tmp_path / "whole", tmp_path / "damaged"
-    for folder, n, part in ((whole, 3, "resume"), (whole, 2, "another"), (damaged, 3, "damage")):
+    for folder, n, part in ((whole, 3, "resuming"), (whole, 2, "another"), (whole, 3, "mix"), (damaged, 3, "damage")):
         folder.mkdir(exist_ok=True)
         for _, error, code in launched("checkpointing.py", n, folder, part):
             assert code == 0, error

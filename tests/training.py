@@ -1,5 +1,6 @@
 """One process of the optimizer's tests: plain PyTorch code, check by check. Started by test_optim.py."""
 
+import gc
 import json
 import os
 import sys
@@ -215,6 +216,102 @@ def check_state_dict_resumes_bit_for_bit():
     again.close()
 
 
+def check_resuming_where_the_gradient_is_taken_elsewhere():
+    for name in ("abn", "subgradient_push", "d_dngt"):
+        algorithm, lr = ALGORITHMS[name], LR / (SIZE if ALGORITHMS[name].about.effective == "n" else 1)
+        model, loss = Model(), Loss()
+        optimizer = Decentralized(model, algorithm, MIXING, lr=lr, seed=SEED)
+        trained(optimizer, model, loss, 5)
+        saved, drawn = optimizer.state_dict(), loss.draw
+        whole = trained(optimizer, model, loss, 4)
+        optimizer.close()
+        other, loss = Model(), Loss()
+        again = Decentralized(other, algorithm, MIXING, lr=lr, seed=SEED)
+        again.load_state_dict(saved)
+        loss.draw = drawn
+        assert torch.equal(trained(again, other, loss, 4), whole), name
+        again.close()
+
+
+def check_buffers_go_at_once():
+    model = nn.Linear(100, 100)
+    optimizer = Decentralized(model, perron.PushPull(), MIXING, lr=0.01)
+    gc.disable()
+    counts = []
+    for _ in range(12):
+        optimizer.zero_grad()
+        model(torch.ones(1, 100)).sum().backward()
+        optimizer.step()
+        counts.append(sum(isinstance(one, torch.Tensor) and one.numel() == 10_100 for one in gc.get_objects()))
+    gc.enable()
+    assert counts[-1] <= counts[4] + 1, counts
+    optimizer.close()
+
+
+def check_averaged_statistics_of_large_means():
+    model = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
+    optimizer = Decentralized(model, perron.PushPull(), "exponential", lr=0.1)
+    model[1].running_mean.fill_(1234.57)
+    model[1].running_var.fill_(0.001)
+    with optimizer.averaged_model():
+        close(model[1].running_var, torch.full((2,), 0.001), 1e-6)
+    optimizer.close()
+
+
+def check_what_averaged_model_refuses():
+    model, loss = Model(), Loss()
+    optimizer = Decentralized(model, perron.PushPull(), MIXING, lr=LR, seed=SEED)
+    trained(optimizer, model, loss, 3)
+    own = model.x().detach().clone()
+    with optimizer.averaged_model():
+        refused(optimizer.step, "leave averaged_model()")
+        refused(optimizer.state_dict, "leave averaged_model()")
+    try:
+        with optimizer.averaged_model():
+            raise KeyError("in the middle")
+    except KeyError:
+        pass
+    assert torch.equal(model.x(), own)
+    trained(optimizer, model, loss, 2)
+    optimizer.close()
+
+
+def check_frozen_parameters_stay():
+    model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 1))
+    model[0].weight.requires_grad_(False)
+    optimizer = Decentralized(model, perron.PushPull(), "exponential", lr=0.1, weight_decay=0.5)
+    before = model[0].weight.clone()
+    for _ in range(5):
+        optimizer.zero_grad()
+        model(torch.ones(1, 3)).sum().backward()
+        optimizer.step()
+    assert torch.equal(model[0].weight, before)
+    optimizer.close()
+
+
+def check_join_with_several_gradients_in_a_step():
+    model, loss = Model(), Loss()
+    optimizer = Decentralized(model, ALGORITHMS["focus_sampled"], MIXING, lr=LR / SIZE, seed=SEED)
+    with optimizer.join(6):
+        trained(optimizer, model, loss, 6)
+    assert optimizer.steps == 2
+    optimizer.close()
+
+
+def check_an_old_graph_is_an_error():
+    model, loss = Model(), Loss()
+    optimizer = Decentralized(model, perron.PushPull(), MIXING, lr=LR, seed=SEED)
+    value = (model.second * model.second).sum()
+    trained(optimizer, model, loss, 1)
+    try:
+        value.backward()
+    except RuntimeError as error:
+        assert "modified by an inplace operation" in str(error)
+    else:
+        raise AssertionError
+    optimizer.close()
+
+
 def check_averaged_model():
     torch.manual_seed(RANK)
     model = nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3), nn.Linear(3, 1))
@@ -279,8 +376,7 @@ def check_guards():
     refused(lambda: Decentralized(Model(), ALGORITHMS["dsgd"], MIXING, lr=LR), "doubly stochastic")
     mixed = [nn.Parameter(torch.zeros(2)), nn.Parameter(torch.zeros(2, dtype=torch.float64))]
     refused(lambda: Decentralized(mixed, perron.PushPull(), "ring", lr=LR), "one floating type")
-    gossip = Decentralized(Model(), ALGORITHMS["push_sum"], MIXING, lr=LR)
-    refused(lambda: trained(gossip, Model(), Loss(), 1) or gossip.step(), "uses no gradients")
+    refused(lambda: Decentralized(Model(), ALGORITHMS["push_sum"], MIXING, lr=LR), "uses no gradients")
 
 
 def check_processes_that_disagree():
@@ -298,6 +394,9 @@ def check_processes_that_disagree():
         lambda: Decentralized(Model(), perron.PushPull(), "random_digraph", lr=LR, seed=RANK),
         "do not agree on the network",
     )
+    refused(lambda: Decentralized(Model(), perron.PushPull(), MIXING, lr=LR * (1 + RANK)), "the parameter groups")
+    norm = nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2, affine=False, track_running_stats=RANK > 0))
+    refused(lambda: Decentralized(norm, perron.PushPull(), "ring", lr=LR), "the buffers")
     half = nn.Linear(3, 2).to(torch.float64 if RANK else torch.float32)
     refused(lambda: Decentralized(half, perron.PushPull(), "ring", lr=LR), "the parameters' type")
 
@@ -333,7 +432,10 @@ def check_mixed_precision():
         optimizer.zero_grad()
         with torch.autocast("cpu", dtype=torch.bfloat16):
             loss = ((model(data) - target).float() ** 2).mean()
-        scaler.scale(loss * (float("inf") if step == 7 and RANK == 1 else 1.0)).backward()
+        scaler.scale(loss * (float("inf") if step in (7, 30) and RANK == 1 else 1.0)).backward()
+        if step > 20:
+            scaler.unscale_(optimizer)
+            nn.utils.clip_grad_norm_(model.parameters(), 100.0, error_if_nonfinite=False)
         scaler.step(optimizer)
         scaler.update()
         first, last = first or loss.item(), loss.item()

@@ -10,19 +10,18 @@ waiting receive whose sender died in the middle of a message; only the timeout e
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 from functools import cached_property
-from hashlib import sha256
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
 from scipy.sparse import issparse
 from torch import Tensor
 
+from perron.agreement import TIMEOUT, finish, line, meaning
 from perron.algorithm import Algorithm
 from perron.errors import NetworkError, PerronError
 from perron.keyed import LOSSES, NOISE, PARTICIPATION, Keyed
@@ -32,16 +31,17 @@ from perron.node import Handle, Node, Side
 from perron.problem import Problem
 from perron.schedule import LearningRate, rate_at
 
-TIMEOUT = 15.0  # seconds
+START = 300.0  # seconds for the processes to find each other
 FUSE_BELOW = (
     2**18
 )  # bytes: messages to one neighbour travel as one up to here; beyond, copying costs more than it saves
 
 
-def init(*, backend: str | None = None, timeout: float = TIMEOUT) -> tuple[int, int]:
+def init(*, backend: str | None = None, timeout: float = START) -> tuple[int, int]:
     """Join the process group that the launcher (torchrun) describes; this node's number, and how many there are.
 
-    gloo on CPUs, NCCL where every process has a GPU of its own. Does nothing if a group exists already.
+    gloo on CPUs, NCCL where every process has a GPU of its own. ``timeout`` is how many seconds to wait for the others at the
+    start. Does nothing if a group exists already.
     """
     if not dist.is_available():
         raise PerronError("This build of PyTorch has no torch.distributed.")
@@ -55,7 +55,11 @@ def init(*, backend: str | None = None, timeout: float = TIMEOUT) -> tuple[int, 
         many = torch.cuda.is_available() and torch.cuda.device_count() >= int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
         if many:
             torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
-        dist.init_process_group(backend or ("nccl" if many else "gloo"), timeout=timedelta(seconds=timeout))
+        try:
+            chosen = backend or ("cpu:gloo,cuda:nccl" if many else "gloo")
+            dist.init_process_group(chosen, timeout=timedelta(seconds=timeout))
+        except (RuntimeError, dist.DistError) as error:
+            raise NetworkError(f"The process group could not be formed within {timeout:g} s: {line(error)}") from None
     return dist.get_rank(), dist.get_world_size()
 
 
@@ -72,12 +76,11 @@ class Exchange(Handle):
 
     def wait(self) -> Tensor:
         """The weighted sum of what the neighbours sent and of one's own."""
-        if self.batch is None:
+        if self.result is None and self.batch is None:
             self.node.flush()
-        if self.result is None:
-            assert self.batch is not None  # noqa: S101  (flush has posted it)
+        if self.result is None and self.batch is not None:
             self.batch.finish()
-        assert self.result is not None  # noqa: S101
+        assert self.result is not None  # noqa: S101  (finish has formed it, or raised)
         return self.result
 
     def kept(self) -> Tensor:
@@ -101,13 +104,19 @@ class _Mean(Handle):
 
     def wait(self) -> Tensor:
         """The average."""
-        try:
-            self.work.wait(timedelta(seconds=self.node.timeout))
-        except (RuntimeError, dist.DistError) as error:
-            raise NetworkError(
-                f"Node {self.node.number} lost somebody in the average of step {self.step}: {self.node.why(error)}."
-            ) from None
+        finish(
+            self.work, self.node.timeout, f"Node {self.node.number} lost somebody in the average of step {self.step}"
+        )
         return self.total / self.node.nodes
+
+
+class Message(NamedTuple):
+    """What goes to or comes from one neighbour: some exchanges in one buffer."""
+
+    neighbour: int
+    exchanges: list[Exchange]
+    buffer: Tensor
+    sent: bool
 
 
 class _Batch:
@@ -115,63 +124,62 @@ class _Batch:
 
     def __init__(self, node: DistributedNode, exchanges: list[Exchange]) -> None:
         self.node, self.exchanges = node, exchanges
-        self.incoming: list[tuple[int, list[Exchange], Tensor, Any]] = []  # neighbour, what it sends, into what, work
-        self.outgoing: list[tuple[int, Tensor, Any]] = []
-        self._post()
-
-    def _post(self) -> None:
-        node, ops = self.node, []
-        targets: list[tuple[int, list[Exchange] | None, Tensor]] = []
-        for neighbour in range(node.nodes):
-            if neighbour == node.number:
-                continue
-            out = [
-                exchange for exchange in self.exchanges if neighbour in node.edges(exchange.side, exchange.step).targets
-            ]
-            for tag, part in enumerate(_parcels(out)):
-                sent = (
-                    part[0].tensor.reshape(-1)
-                    if len(part) == 1
-                    else torch.cat([one.tensor.reshape(-1) for one in part])
-                )
-                sent = node.encode(sent.contiguous())
-                ops.append(dist.P2POp(dist.isend, sent, group=node.group, group_peer=neighbour, tag=node.tag(tag)))
-                targets.append((neighbour, None, sent))
-            heard = [
-                exchange for exchange in self.exchanges if neighbour in node.edges(exchange.side, exchange.step).sources
-            ]
-            for tag, part in enumerate(_parcels(heard)):
-                size = sum(one.tensor.numel() for one in part)
-                buffer = torch.empty(size, dtype=node.wire or part[0].tensor.dtype, device=part[0].tensor.device)
-                ops.append(dist.P2POp(dist.irecv, buffer, group=node.group, group_peer=neighbour, tag=node.tag(tag)))
-                targets.append((neighbour, part, buffer))
+        self.messages, ops = self._messages()
+        self.error: BaseException | None = None
+        self.works: list[Any] = []
         try:
-            works: list[Any] = list(dist.batch_isend_irecv(ops)) if ops else []
+            self.works = list(dist.batch_isend_irecv(ops)) if ops else []
         except (RuntimeError, dist.DistError) as error:
-            raise NetworkError(f"Node {node.number} lost a neighbour in step {node.step}: {node.why(error)}.") from None
-        works += [None] * (len(ops) - len(works))  # NCCL gives one for all
-        for (neighbour, content, buffer), work in zip(targets, works, strict=True):
-            if content is None:
-                self.outgoing.append((neighbour, buffer, work))
-            else:
-                self.incoming.append((neighbour, content, buffer, work))
+            self.error = error  # raised where somebody waits
+
+    def _messages(self) -> tuple[list[Message], list[Any]]:
+        node, messages, ops = self.node, [], []
+        for neighbour in range(node.nodes):
+            out = [one for one in self.exchanges if neighbour in one.targets]
+            for tag, part in enumerate(_parcels(out)):
+                flat = [one.tensor.reshape(-1) for one in part]
+                sent = node.encode((flat[0] if len(flat) == 1 else torch.cat(flat)).contiguous())
+                messages.append(Message(neighbour, part, sent, True))
+                ops.append(dist.P2POp(dist.isend, sent, group=node.group, group_peer=neighbour, tag=node.tag(tag)))
+            heard = [one for one in self.exchanges if neighbour in one.sources]
+            for tag, part in enumerate(_parcels(heard)):
+                size, first = sum(one.tensor.numel() for one in part), part[0].tensor
+                buffer = torch.empty(size, dtype=node.wire or first.dtype, device=first.device)
+                messages.append(Message(neighbour, part, buffer, False))
+                ops.append(dist.P2POp(dist.irecv, buffer, group=node.group, group_peer=neighbour, tag=node.tag(tag)))
+        return messages, ops
 
     def finish(self) -> None:
         """Wait for all messages and form the sums."""
         node = self.node
-        for exchange in self.exchanges:
-            exchange.result = exchange.kept()
-        for neighbour, part, buffer, work in self.incoming:
-            node.wait_for(work, neighbour, part[0])
+        if self.error is not None:
+            raise NetworkError(
+                f"Node {node.number} lost {self._everybody()} in step {node.step}: {meaning(self.error)}."
+            ) from None
+        single = len(self.works) == len(self.messages)  # NCCL gives one for all of them
+        for place, work in enumerate(self.works):
+            message = self.messages[place] if single else None
+            who = f"node {message.neighbour}" if message else self._everybody()
+            what = " and ".join(str(one) for one in (message.exchanges if message else self.exchanges))
+            finish(work, node.timeout, f"Node {node.number} lost {who} in step {self.exchanges[0].step} ({what})")
+        results = [exchange.kept() for exchange in self.exchanges]
+        places = {id(exchange): place for place, exchange in enumerate(self.exchanges)}
+        for message in self.messages:
+            if message.sent:
+                continue
             start = 0
-            for exchange in part:
+            for exchange in message.exchanges:
                 stop = start + exchange.tensor.numel()
-                heard = buffer[start:stop].view_as(exchange.tensor)
-                exchange.result.add_(heard, alpha=exchange.sources[neighbour])  # type: ignore[union-attr]
+                heard = message.buffer[start:stop].view_as(exchange.tensor)
+                results[places[id(exchange)]].add_(heard, alpha=exchange.sources[message.neighbour])
                 start = stop
-        for neighbour, _, work in self.outgoing:
-            node.wait_for(work, neighbour, self.exchanges[0])
+        for exchange, result in zip(self.exchanges, results, strict=True):
+            exchange.result, exchange.batch = result, None  # without the cycle, buffers go at once
         node.finished(self)
+
+    def _everybody(self) -> str:
+        names = sorted({message.neighbour for message in self.messages})
+        return f"one of the nodes {', '.join(map(str, names))}"
 
 
 class Edges:
@@ -274,31 +282,9 @@ class DistributedNode(Node):
         """As it goes over the wire."""
         return tensor if self.wire is None else tensor.to(self.wire)
 
-    def wait_for(self, work: Any, neighbour: int, exchange: Exchange) -> None:
-        """Wait for one message, not longer than the timeout."""
-        if work is None:
-            return
-        try:
-            work.wait(timedelta(seconds=self.timeout))
-        except (RuntimeError, dist.DistError) as error:
-            raise NetworkError(
-                f"Node {self.number} lost node {neighbour} in step {exchange.step} ({exchange}): {self.why(error)}."
-            ) from None
-
-    def why(self, error: BaseException) -> str:
-        """What torch.distributed's error means."""
-        said = str(error)
-        if "Timed out" in said:
-            return f"it was silent for {self.timeout:g} s"
-        if any(
-            words in said for words in ("closed by peer", "reset by peer", "Broken pipe", "pair closure", "refused")
-        ):
-            return "its connection is closed, the process is gone or has given up"
-        return said.split("\n", maxsplit=1)[0].rpartition("] ")[2].strip()[:200]
-
     def uniform(self) -> Tensor:
         """As this node draws it in the simulator."""
-        return self._participation.uniform(self.step).to(self._dtype)
+        return self._participation.uniform(self.step).to(device=self._device, dtype=self._dtype)
 
     @cached_property
     def unit(self) -> Tensor:
@@ -368,43 +354,6 @@ def iterates(
             state = done.value
         yield state
     inner.drain()
-
-
-def compare(facts: dict[str, Any], *, group: Any = None) -> None:
-    """Refuse to go on unless all ranks were given the same facts; the error names what differs, and where.
-
-    Called before the first tensor travels: gloo otherwise aborts a process, or fills part of a buffer, when sizes differ.
-    """
-    mine = json.dumps(facts, sort_keys=True, default=str)
-    digest = torch.tensor(list(sha256(mine.encode()).digest()), dtype=torch.uint8)
-    digests = [torch.empty_like(digest) for _ in range(dist.get_world_size(group))]
-    dist.all_gather(digests, digest, group=group)
-    if all(torch.equal(digests[0], other) for other in digests):
-        return
-    texts = gathered(mine, group)
-    everybody = [json.loads(text) for text in texts]
-    for name in facts:
-        values = [str(each.get(name)) for each in everybody]
-        if len(set(values)) > 1:
-            told = "; ".join(
-                f"rank {rank}: {value[:80]}" for rank, value in enumerate(values) if value != values[0] or not rank
-            )
-            raise PerronError(f"The processes do not agree on {name} ({told}). They need the same.")
-    raise PerronError("The processes were not given the same settings.")
-
-
-def gathered(text: str, group: Any) -> list[str]:
-    """A text from each rank, as bytes in tensors: nothing is unpickled off the wire."""
-    raw = torch.tensor(list(text.encode()), dtype=torch.uint8)
-    length = torch.tensor([len(raw)])
-    lengths = [torch.empty_like(length) for _ in range(dist.get_world_size(group))]
-    dist.all_gather(lengths, length, group=group)
-    longest = int(max(lengths))
-    padded = torch.zeros(longest, dtype=torch.uint8)
-    padded[: len(raw)] = raw
-    rows = [torch.empty_like(padded) for _ in lengths]
-    dist.all_gather(rows, padded, group=group)
-    return [bytes(row[: int(size)].tolist()).decode() for row, size in zip(rows, lengths, strict=True)]
 
 
 def _parcels(exchanges: list[Exchange]) -> Iterator[list[Exchange]]:
