@@ -8,3 +8,5 @@ settings.register_profile("perron", deadline=None, max_examples=int(os.environ.g
 settings.load_profile("perron")
 
 torch.set_num_threads(1)  # the tensors of the tests are small, and tests run side by side
+
+collect_ignore = ["checkpointing.py", "dying.py", "parity.py", "training.py"]  # scripts for processes, not tests

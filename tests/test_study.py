@@ -111,6 +111,27 @@ def test_algorithms_and_topologies_take_options(quick):
         ({"nodes": {"ring": [4]}}, "nodes: no node counts for exponential"),
         ({"conclusion": "success"}, "conclusion"),
         ({"trials": 0}, "trials"),
+        ({"problem.kind": ["quadratic", "logistic"]}, "kind is one of"),
+        ({"problem.dim": []}, "dim is an empty list"),
+        ({"problem.nois_std": 1}, "did you mean 'noise_std'"),
+        ({"algorithms": [{"name": "abm", "heavy": "big"}]}, r"algorithms: heavy: .*got 'big'"),
+        ({"algorithms": [{"name": "abm", "heavy": [0.1, 0.2]}]}, "algorithms: heavy"),
+        ({"algorithms": [{"name": "abm", "weights": ["lazy"]}]}, "one name"),
+        ({"nodes": {"default": [2], "ring/lazzy": [5]}}, "names weights that the study does not use"),
+        ({"weights": "authors", "topologies": [{"name": "random", "probability": 0.9}]}, "take no options"),
+        ({"name": "../escaped"}, "name"),
+        ({"metrics": ["loss"]}, "conclusion: speedup needs the metric grad_norm_sq"),
+        ({"every": 40}, "16 records of a run, but steps = 320 and every = 40 give 9"),
+        ({"every": "log"}, "equal distances"),
+        ({"conclusion": "residual"}, "the metric residual_sq"),
+        ({"conclusion": "residual", "metrics": ["residual_sq"]}, "two or more metrics residual_block_sq_M"),
+        (
+            {"conclusion": "residual", "metrics": ["residual_sq", "residual_block_sq_1", "residual_block_sq_300"]},
+            "blocks of at most half the run; got 300",
+        ),
+        ({"conclusion": "residual", "metrics": ["residual_sq"], "algorithms": ["frost"]}, "push_pull among"),
+        ({"conclusion": "time_to_accuracy"}, "a run with one node"),
+        ({"conclusion": "time_to_accuracy", "nodes": [1, 2]}, "the same function for every number of nodes"),
     ],
 )
 def test_a_bad_study_is_refused_with_the_key(quick, change, message):
@@ -144,6 +165,12 @@ def test_changes_from_the_command_line():
     for bad in ("lr", "=3"):
         with pytest.raises(PerronError, match="KEY=VALUE"):
             parse([bad])
+
+
+def test_exact_gradients_and_settings_of_results(quick):
+    study = load("demo", {"problem.batch": "all"})
+    assert study.runs[0].problem["batch"] is None
+    assert isinstance(study.runs[0].problem["compiled"], bool)  # decided when the run is made
 
 
 # ---- one run
@@ -232,8 +259,16 @@ def test_a_run_that_cannot_be_is_named_and_harms_no_other(quick, tmp_path):
 
 
 def run_in_background(quick, out, *more):
+    """The command as from a terminal: a process group of its own, and with Ctrl-C (which shells turn off in the background)."""
     command = [sys.executable, "-m", "perron.cli", "study", "run", str(quick), "--out", str(out), *more]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True)
+    return subprocess.Popen(
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )
 
 
 def wait_for(condition, seconds=60.0):
@@ -356,6 +391,45 @@ def test_linear_speedup_is_found_and_falling_curves_are_refused(quick):
     assert all(row["ratio"] == pytest.approx(1, abs=0.1) for row in found.summary["levels"][:3])
 
 
+def test_the_example_in_the_docs_keeps_its_variants_apart(quick, tmp_path):
+    change = {
+        "conclusion": "comparison", "topologies": ["ring"], "nodes": [4], "weights": ["random_integer", "lazy"],
+        "algorithms": ["centralized", "push_pull", {"name": "dsgd", "weights": "balanced"}], "lr": [0.05, 0.1],
+        "problem.noise_std": [0.1, 1.0], "seeds": [0, 1], "equal_effective_step": True,
+    }  # fmt: skip
+    outcome = run_study(load(quick, change), tmp_path / "out")
+    rows = conclusions.conclude(outcome).summary["levels"]
+    assert len(rows) == len(outcome.study.runs) == 2 * 2 * 2 * (2 + 2 + 1)
+    by_hand = outcome.table[outcome.table.step >= 160].groupby("run").grad_norm_sq.mean()
+    assert sorted(row["level"] for row in rows) == pytest.approx(sorted(by_hand))
+
+
+def test_speedup_with_default_and_effective_steps(quick, tmp_path):
+    for change in ({"lr": "default"}, {"equal_effective_step": True}):
+        study = load(quick, change | {"algorithms": ["push_pull", "centralized"]})
+        outcome = run_study(study, tmp_path / next(iter(change)))
+        slopes = conclusions.conclude(outcome).summary["slopes"]
+        assert len(slopes) == 4  # two topologies, two algorithms: all node counts in one row
+        assert all(row["nodes"] == "2, 4" and np.isfinite(row["slope of level/c"]) for row in slopes)
+
+
+def test_a_diverged_run_and_a_problem_without_noise_do_not_end_the_conclusion(quick, tmp_path):
+    outcome = run_study(
+        load(quick, {"lr": [0.1, 1e30], "topologies": ["ring"], "problem.noise_std": 0.0}), tmp_path / "out"
+    )
+    found = conclusions.conclude(outcome)
+    assert {row["why"] for row in found.summary["levels"]} >= {"diverged"}
+    conclusions.write(outcome, found)
+    assert outcome.warned
+
+
+def test_if_all_fails_the_reason_is_said(quick, tmp_path):
+    failed = perron("study", "run", str(quick), "--set", "algorithms=dsgd", "--out", str(tmp_path / "out"))
+    assert failed.returncode == 1
+    assert "every run failed. dsgd on exponential(2)" in failed.stderr
+    assert "doubly stochastic" in failed.stderr
+
+
 def test_no_speedup_is_called_no_speedup(quick):
     found = conclusions.conclude(made(load(quick, {"trials": 20}), lambda run, steps: np.full(len(steps), 1e-3)))
     assert {row["verdict"] for row in found.summary["slopes"]} == {"no linear speedup"}
@@ -368,7 +442,8 @@ def test_time_to_accuracy_of_known_curves(quick):
         "lr": [0.02, 0.04, 0.08, 0.16, 0.32],
         "accuracies": [6e-3, 1e-9],
     }
-    study = load(quick, change | {"topologies": ["exponential"], "steps": 1000, "every": 5, "trials": 20})
+    same = {"problem.same_hessian": True, "problem.heterogeneity": 0}
+    study = load(quick, change | same | {"topologies": ["exponential"], "steps": 1000, "every": 5, "trials": 20})
     outcome = made(study, lambda run, steps: np.exp(-run.lr * steps) + 0.1 * run.lr / run.nodes)
     found = conclusions.conclude(outcome)
     four = next(row for row in found.summary["times"] if row["nodes"] == 4 and row["accuracy"] == 6e-3)
@@ -389,6 +464,8 @@ def test_every_conclusion_of_a_real_run_is_written(quick, tmp_path, conclusion):
         "equal_effective_step": True,
         "lr": [0.1, 0.2] if conclusion == "time_to_accuracy" else 0.1,
         "accuracies": [0.1, 0.01],
+        "problem.same_hessian": True,
+        "problem.heterogeneity": 0,
     }
     outcome = run_study(load(quick, change), tmp_path / "out")
     assert outcome.finished, outcome.failed

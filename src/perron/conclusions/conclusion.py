@@ -58,8 +58,9 @@ def curve(run: Table, label: str, floor: float | None = None) -> Line:
     """The mean of a run over its trials, with its standard error."""
     steps, values = series(run, METRIC)
     trials = values.shape[1]
-    error = values.std(axis=1, ddof=1) / np.sqrt(trials) if trials > 1 else None
-    return Line(label, steps.astype(float), values.mean(axis=1), error, floor if floor else None)
+    with np.errstate(invalid="ignore", over="ignore"):  # of runs that diverged
+        mean, error = values.mean(axis=1), values.std(axis=1, ddof=1) / np.sqrt(trials) if trials > 1 else None
+    return Line(label, steps.astype(float), mean, error, floor if floor else None)
 
 
 def strings(rows: list[dict[str, str]]) -> Table:
