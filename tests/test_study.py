@@ -45,7 +45,10 @@ def quick(tmp_path) -> Path:
 # ---- files
 
 
-@pytest.mark.parametrize("name", list(shipped()))
+EXAMPLES = [str(path) for path in sorted((Path(__file__).parents[1] / "examples").glob("*.toml"))]
+
+
+@pytest.mark.parametrize("name", [*shipped(), *EXAMPLES], ids=lambda name: Path(name).stem)
 def test_shipped_studies_are_valid_and_their_networks_exist(name):
     study = load(name)
     assert study.title
