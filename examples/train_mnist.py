@@ -18,8 +18,8 @@ parser = argparse.ArgumentParser()
 parser.add_argument("--data", help="where the four MNIST files are (default: $PERRON_DATA/mnist)")
 parser.add_argument("--graph", default="one_peer_exponential")
 parser.add_argument("--algorithm", default="push_pull")
-parser.add_argument("--lr", type=float, default=0.1)
-parser.add_argument("--epochs", type=int, help="default: 5 for MNIST, 40 for the digits")
+parser.add_argument("--lr", type=float, default=0.3)
+parser.add_argument("--epochs", type=int, help="default: 10 for MNIST, 40 for the digits")
 parser.add_argument("--batch", type=int, default=64, help="of each node")
 options = parser.parse_args()
 
@@ -35,7 +35,7 @@ model = nn.Sequential(
 optimizer = perron.optim.Decentralized(model, perron.ALGORITHMS[options.algorithm], options.graph, lr=options.lr)
 order = torch.Generator().manual_seed(rank)
 started = time.monotonic()
-for epoch in range(options.epochs or (5 if name == "mnist" else 40)):
+for epoch in range(options.epochs or (10 if name == "mnist" else 40)):
     batches = torch.randperm(len(images), generator=order).split(options.batch)
     with optimizer.join(len(batches)):
         for batch in batches:
