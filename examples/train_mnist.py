@@ -25,6 +25,7 @@ options = parser.parse_args()
 
 rank, size = perron.distributed.init()
 torch.set_num_threads(1)
+torch.manual_seed(0)
 name = "mnist" if perron.data.find("mnist", options.data) else "digits"
 data = perron.data.load(name, options.data)
 images, labels = data.images[rank::size] / 255.0, data.labels[rank::size].long()  # every node has its own samples
