@@ -312,6 +312,7 @@ def test_a_killed_worker_is_named_and_the_others_finish(quick, tmp_path):
     out = tmp_path / "out"
     process = run_in_background(quick, out, *LONG, "--set", "steps=12000")
     wait_for(lambda: list((out / "runs").glob("*.parquet")))
+    time.sleep(0.5)  # both workers are in the middle of a run now, not between two
     workers = [child for child in psutil.Process(process.pid).children() if "spawn_main" in " ".join(child.cmdline())]
     workers[0].kill()
     _, error = process.communicate(timeout=180)
