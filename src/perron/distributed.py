@@ -64,23 +64,27 @@ def init(*, backend: str | None = None, timeout: float = START) -> tuple[int, in
 
 
 class Exchange(Handle):
-    """A pull or push that was asked for; posted with all others that are pending then."""
+    """A pull or push that was asked for; posted with all others that are pending then.
+
+    ``batch`` is there from when it is posted until it is done, ``result`` from then on.
+    """
+
+    batch: _Batch
+    result: Tensor
 
     def __init__(self, node: DistributedNode, side: Side, tensor: Tensor) -> None:
         self.node, self.side, self.tensor = node, side, tensor
         self.step = node.step
         edges = node.edges(side, node.step)
         self.sources, self.targets, self.own = edges.sources, edges.targets, edges.own
-        self.result: Tensor | None = None
-        self.batch: _Batch | None = None
+        self.posted = self.done = False
 
     def wait(self) -> Tensor:
         """The weighted sum of what the neighbours sent and of one's own."""
-        if self.result is None and self.batch is None:
+        if not self.posted:
             self.node.flush()
-        if self.result is None and self.batch is not None:
+        if not self.done:
             self.batch.finish()
-        assert self.result is not None  # noqa: S101  (finish has formed it, or raised)
         return self.result
 
     def kept(self) -> Tensor:
@@ -174,7 +178,8 @@ class _Batch:
                 results[places[id(exchange)]].add_(heard, alpha=exchange.sources[message.neighbour])
                 start = stop
         for exchange, result in zip(self.exchanges, results, strict=True):
-            exchange.result, exchange.batch = result, None  # without the cycle, buffers go at once
+            exchange.result, exchange.done = result, True
+            del exchange.batch  # without the cycle, buffers go at once
         node.finished(self)
 
     def _everybody(self) -> str:
@@ -260,7 +265,7 @@ class DistributedNode(Node):
             exchanges, self._waiting = self._waiting, []
             batch = _Batch(self, exchanges)
             for exchange in exchanges:
-                exchange.batch = batch
+                exchange.batch, exchange.posted = batch, True
             self._posted.append(batch)
             self._batches += 1
 

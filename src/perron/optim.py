@@ -85,7 +85,7 @@ class Decentralized(torch.optim.Optimizer):
             raise PerronError("There is no process group yet: call perron.distributed.init() first.")
         if wire not in WIRES or nonfinite not in ("raise", "skip"):
             raise PerronError(f"wire is None or 'bf16', nonfinite 'raise' or 'skip'; got {wire!r} and {nonfinite!r}.")
-        self._flat: Tensor | None = None
+        self._made = False
         self.model = params if isinstance(params, nn.Module) else None
         super().__init__(
             params.parameters() if isinstance(params, nn.Module) else params, {"lr": lr, "weight_decay": weight_decay}
@@ -114,6 +114,7 @@ class Decentralized(torch.optim.Optimizer):
         compare(self._facts(wire=wire, seed=seed, broadcast=broadcast), group=group, timeout=START)
         self.born = gathered(f"{time_ns():020d}-{token_hex(4)}", group, timeout)[0]  # a name for this training
         self._flat = torch.cat([param.detach().reshape(-1) for param in self._params])
+        self._made = True
         if broadcast:
             self._broadcast()
         self._views = self._split(self._flat)
@@ -148,7 +149,6 @@ class Decentralized(torch.optim.Optimizer):
 
     def reset(self) -> None:
         """Start the algorithm anew from the model's present parameters, as after loading weights into it; on every node."""
-        assert self._flat is not None  # noqa: S101
         self.close()
         with torch.no_grad():
             self.algorithm_state = self.algorithm.init(self._flat.clone(), self.node)
@@ -157,7 +157,6 @@ class Decentralized(torch.optim.Optimizer):
 
     def take(self, x: Tensor) -> None:
         """Start the algorithm anew from the model ``x``, one flat vector; on every node."""
-        assert self._flat is not None  # noqa: S101
         if x.shape != self._flat.shape:
             raise PerronError(f"The model has {self._flat.numel()} parameters; got a vector of shape {tuple(x.shape)}.")
         with torch.no_grad():
@@ -228,7 +227,6 @@ class Decentralized(torch.optim.Optimizer):
 
     def _show(self, point: Tensor) -> None:
         """Let the model's parameters be the point at which a gradient is needed."""
-        assert self._flat is not None  # noqa: S101
         self._flat.copy_(point)
         torch.autograd.graph.increment_version(
             self._params
@@ -278,7 +276,6 @@ class Decentralized(torch.optim.Optimizer):
 
         BatchNorm's statistics are averaged as those of the union of the data; whole numbers are rank 0's.
         """
-        assert self._flat is not None  # noqa: S101
         if self._averaging:
             raise PerronError("averaged_model() is entered already.")
         kept = self._flat.clone()
@@ -368,7 +365,7 @@ class Decentralized(torch.optim.Optimizer):
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Groups are given at construction: afterwards parameters are one vector."""
-        if self._flat is not None:
+        if self._made:
             raise PerronError(
                 "Parameter groups cannot be added to a Decentralized optimizer; make a new one with all of them."
             )
@@ -426,7 +423,6 @@ class Decentralized(torch.optim.Optimizer):
         }
 
     def _broadcast(self) -> None:
-        assert self._flat is not None  # noqa: S101
         with torch.no_grad():
             for tensor in (self._flat, *(self.model.buffers() if self.model is not None else ())):
                 self._from_first(tensor)
