@@ -335,6 +335,19 @@ def test_a_hung_run_is_stopped_and_named(quick, tmp_path):
         conclusions.conclude(outcome)
 
 
+def test_a_stopped_worker_is_named_and_the_others_finish(quick, tmp_path):
+    out = tmp_path / "out"
+    process = run_in_background(quick, out, *LONG, "--set", "timeout=0.3")
+    wait_for(lambda: list((out / "runs").glob("*.parquet")))
+    time.sleep(0.5)
+    workers = [child for child in psutil.Process(process.pid).children() if "spawn_main" in " ".join(child.cmdline())]
+    workers[0].suspend()
+    _, error = process.communicate(timeout=120)
+    assert process.returncode == 1
+    assert error.count("took longer than timeout = 0.3 minutes and was stopped") == 1
+    assert len(list((out / "runs").glob("*.parquet"))) == 7
+
+
 def test_ctrl_c_keeps_what_is_finished(quick, tmp_path):
     out = tmp_path / "out"
     process = run_in_background(quick, out, *LONG)
