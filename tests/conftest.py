@@ -9,4 +9,10 @@ settings.load_profile("perron")
 
 torch.set_num_threads(1)  # the tensors of the tests are small, and tests run side by side
 
-collect_ignore = ["checkpointing.py", "dying.py", "parity.py", "training.py"]  # scripts for processes, not tests
+collect_ignore = [
+    "checkpointing.py",
+    "dying.py",
+    "parity.py",
+    "surviving.py",
+    "training.py",
+]  # scripts for processes, not tests

@@ -15,14 +15,14 @@ LAYERS = [
     ["topologies", "stochastic", "balancing"],
     ["mixing", "eigen"],
     ["spectral", "authors", "files"],
-    ["network", "node", "keyed", "schedule", "data", "options"],
+    ["network", "node", "keyed", "schedule", "data", "options", "peers", "wiring", "flat"],
     ["algorithm", "problem"],
-    ["algorithms", "problems", "theory", "agreement"],
+    ["algorithms", "problems", "theory", "agreement", "elastic"],
     ["metrics"],
     ["plots"],
     ["history"],
     ["simulation", "distributed"],
-    ["optim"],
+    ["optim", "launch"],
     ["checkpoint"],
     ["speedup"],
     ["study"],
@@ -30,6 +30,7 @@ LAYERS = [
     ["conclusions"],
     ["study_cli"],
     ["cli"],
+    ["__main__"],
 ]
 RANK = {name: rank for rank, layer in enumerate(LAYERS) for name in layer}
 

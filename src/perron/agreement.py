@@ -1,4 +1,4 @@
-"""What processes do together: compare what they were given, gather texts, and wait for each other with an end to it.
+"""What processes agree on: compare what they were given, gather texts, average buffers.
 
 Nothing that comes off the wire is unpickled; texts travel as bytes in tensors of agreed size.
 """
@@ -6,29 +6,25 @@ Nothing that comes off the wire is unpickled; texts travel as bytes in tensors o
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from dataclasses import fields
-from datetime import timedelta
 from hashlib import sha256
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from perron.algorithm import Algorithm
-from perron.errors import NetworkError, PerronError
+from perron.errors import PerronError
 from perron.mixing import Mixing
+from perron.peers import TIMEOUT, Peers
 
-TIMEOUT = 15.0  # seconds for a message
 
-
-def compare(facts: dict[str, Any], *, group: Any = None, timeout: float = TIMEOUT) -> None:
+def compare(facts: dict[str, Any], peers: Peers, timeout: float = TIMEOUT) -> None:
     """Refuse to go on unless all ranks were given the same facts; the error names what differs, and where.
 
     Called before the first tensor travels: gloo otherwise aborts a process, or fills part of a buffer, when sizes differ.
     """
-    everybody = [json.loads(text) for text in gathered(json.dumps(facts, default=str), group, timeout)]
+    everybody = [json.loads(text) for text in gathered(json.dumps(facts, default=str), peers, timeout)]
     for name in facts:
         values = [str(each.get(name)) for each in everybody]
         odd = [rank for rank, value in enumerate(values) if value != values[0]]
@@ -38,46 +34,17 @@ def compare(facts: dict[str, Any], *, group: Any = None, timeout: float = TIMEOU
             raise PerronError(f"The processes do not agree on {name} ({told}). They need the same.")
 
 
-def gathered(text: str, group: Any = None, timeout: float = TIMEOUT) -> list[str]:
+def gathered(text: str, peers: Peers, timeout: float = TIMEOUT) -> list[str]:
     """A text from each rank, as bytes in tensors: nothing is unpickled off the wire."""
     raw = torch.tensor(list(text.encode()), dtype=torch.uint8)
-    length, size = torch.tensor([len(raw)]), dist.get_world_size(group)
-    lengths = [torch.empty_like(length) for _ in range(size)]
-    together(dist.all_gather, lengths, length, group=group, timeout=timeout)
+    length, what = torch.tensor([len(raw)]), "Not all processes came together to compare notes"
+    lengths = [torch.empty_like(length) for _ in range(peers.size)]
+    peers.finish([(peers.all_gather(lengths, length), what)], timeout)
     padded = torch.zeros(int(max(lengths)), dtype=torch.uint8)
     padded[: len(raw)] = raw
     rows = [torch.empty_like(padded) for _ in lengths]
-    together(dist.all_gather, rows, padded, group=group, timeout=timeout)
+    peers.finish([(peers.all_gather(rows, padded), what)], timeout)
     return [bytes(row[: int(many)].tolist()).decode() for row, many in zip(rows, lengths, strict=True)]
-
-
-def together(operation: Callable[..., Any], *arguments: Any, group: Any, timeout: float, **options: Any) -> None:
-    """An operation of all processes, which waits for the last of them, but not longer than the timeout."""
-    work = operation(*arguments, group=group, async_op=True, **options)
-    finish(work, timeout, f"Node {dist.get_rank(group)}: not all processes came together in {operation.__name__}")
-
-
-def finish(work: Any, timeout: float, what: str) -> None:
-    """Wait for something that torch.distributed has started; what goes wrong is told in our words."""
-    try:
-        work.wait(timedelta(seconds=timeout))
-    except (RuntimeError, dist.DistError) as error:
-        said = f"it was silent for {timeout:g} s" if "timed out" in str(error).lower() else meaning(error)
-        raise NetworkError(f"{what}: {said}.") from None
-
-
-def meaning(error: BaseException) -> str:
-    """What torch.distributed's error means."""
-    if any(
-        words in str(error) for words in ("closed by peer", "reset by peer", "Broken pipe", "pair closure", "refused")
-    ):
-        return "its connection is closed, the process is gone or has given up"
-    return line(error)
-
-
-def line(error: BaseException) -> str:
-    """The first line of an error, without the place in the source."""
-    return str(error).split("\n")[0].rpartition("] ")[2].strip()[:200]
 
 
 def _differs(one: str, other: str) -> int:
@@ -119,3 +86,23 @@ def averaged(buffers: dict[str, list[Tensor]]) -> dict[str, Tensor]:
             spread = torch.stack([value.double() for value in buffers[mean]]).var(0, correction=0)
         found[name] = (stacked.mean(0) + spread).to(values[0].dtype)
     return found
+
+
+def taken(tensor: Tensor, root: int, peers: Peers, what: str, timeout: float = TIMEOUT) -> Tensor:
+    """A peer's tensor of the same shape and type; as bytes, since not every type can travel."""
+    raw = tensor.contiguous().reshape(-1).view(torch.uint8).clone()
+    if raw.numel():
+        peers.finish([(peers.broadcast(raw, root), what)], timeout)
+    return raw.view(tensor.dtype).view(tensor.shape)
+
+
+def united(buffers: dict[str, Tensor], peers: Peers, what: str, timeout: float = TIMEOUT) -> dict[str, Tensor]:
+    """Buffers of all peers: floats `averaged`, others rank 0's."""
+    everybody, found = {}, {}
+    for name, buffer in buffers.items():
+        if buffer.is_floating_point():
+            everybody[name] = [torch.empty_like(buffer) for _ in range(peers.size)]
+            peers.finish([(peers.all_gather(everybody[name], buffer.contiguous()), what)], timeout)
+        else:
+            found[name] = taken(buffer, 0, peers, what, timeout)
+    return found | averaged(everybody)

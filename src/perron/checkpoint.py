@@ -94,17 +94,22 @@ def load(folder: str | Path, optimizer: Decentralized) -> Checkpoint | None:
 
     With as many nodes as saved it, training goes on bit for bit. With another number, every node takes the average of the saved
     models that it finds, and the algorithm starts anew from there. A warning says so, and also if newer checkpoints were left
-    aside because they are damaged or not there on every node.
+    aside because they are damaged or not there on every node. A process that joined a training under way loads nothing.
     """
-    folder, number, nodes = Path(folder), optimizer.node.number, optimizer.node.nodes
-    whole = {moment: saved for moment in _moments(folder) if (saved := _saved_by(folder, moment))}
-    mine = [moment for moment, saved in whole.items() if saved == nodes and _read(folder, moment, number)]
-    foreign = [moment for moment, saved in whole.items() if saved != nodes]
-    told = json.dumps({"mine": mine, "foreign": foreign, "seen": _moments(folder, number)})
-    everybody = [
-        {key: {Moment(*one) for one in value} for key, value in json.loads(text).items()}
-        for text in gathered(told, optimizer.group)
-    ]
+    folder = Path(folder)
+    texts: list[str] = []
+
+    def tell() -> None:
+        number, nodes = optimizer.node.number, optimizer.node.nodes
+        whole = {moment: saved for moment in _moments(folder) if (saved := _saved_by(folder, moment))}
+        mine = [moment for moment, saved in whole.items() if saved == nodes and _read(folder, moment, number)]
+        foreign = [moment for moment, saved in whole.items() if saved != nodes]
+        told = json.dumps({"mine": mine, "foreign": foreign, "seen": _moments(folder, number)})
+        texts[:] = gathered(told, optimizer.node.peers)
+
+    if optimizer.joined or not optimizer.together("load", tell):
+        return None
+    everybody = [{key: {Moment(*one) for one in value} for key, value in json.loads(text).items()} for text in texts]
     same, other = (set.intersection(*(one[key] for one in everybody)) for key in ("mine", "foreign"))
     chosen = max(same | other, default=None)
     newer = sorted(

@@ -64,6 +64,45 @@ def _options(
     _debug = debug
 
 
+@app.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
+def launch(
+    script: Annotated[list[str], typer.Argument(metavar="SCRIPT [OPTIONS]", help="A Python script and its options.")],
+    nodes: Annotated[int, typer.Option("--nodes", "-n", help="How many nodes to run on this machine.")] = 4,
+    elastic: Annotated[bool, typer.Option("--elastic", help="Go on without nodes that die, let others join.")] = False,
+    restarts: Annotated[
+        int, typer.Option(help="How many times, in all, to start a node again that died (with --elastic).")
+    ] = 0,
+    module: Annotated[bool, typer.Option("--module", "-m", help="SCRIPT is the name of a module.")] = False,
+    size: Annotated[int | None, typer.Option(help="Nodes on all machines, if there are several.")] = None,
+    first: Annotated[int, typer.Option(help="The number of the first node on this machine.")] = 0,
+    store: Annotated[
+        str | None, typer.Option(metavar="HOST:PORT", help="Where the machine with node 0 hosts the store.")
+    ] = None,
+) -> None:
+    """Run a training script with one process for each node, as torchrun does; with --elastic it survives dead nodes."""
+    if not module and not Path(script[0]).is_file():
+        raise PerronError(f"There is no script {script[0]}.")
+    from perron.launch import Launcher
+
+    command = [sys.executable, *(["-m"] if module else []), *script]
+    launcher = Launcher(
+        command,
+        nodes=nodes,
+        size=size,
+        first=first,
+        store=store,
+        elastic=elastic,
+        restarts=restarts,
+        say=lambda text: _say(f"perron: {text}"),
+    )
+    raise typer.Exit(launcher.run())
+
+
+def _say(text: str) -> None:
+    sys.stderr.write(f"{text}\n")
+    sys.stderr.flush()
+
+
 @app.command()
 def graph(
     network: Annotated[

@@ -21,46 +21,65 @@ import torch.distributed as dist
 from scipy.sparse import issparse
 from torch import Tensor
 
-from perron.agreement import TIMEOUT, finish, line, meaning
 from perron.algorithm import Algorithm
+from perron.elastic import START, Membership, joined
 from perron.errors import NetworkError, PerronError
 from perron.keyed import LOSSES, NOISE, PARTICIPATION, Keyed
 from perron.mixing import Mixing
 from perron.network import Network
 from perron.node import Handle, Node, Side
+from perron.peers import TIMEOUT, Group, Parcel, Peers, follow_launcher, line, meaning
 from perron.problem import Problem
 from perron.schedule import LearningRate, rate_at
 
-START = 300.0  # seconds for the processes to find each other
 FUSE_BELOW = (
     2**18
 )  # bytes: messages to one neighbour travel as one up to here; beyond, copying costs more than it saves
 
 
-def init(*, backend: str | None = None, timeout: float = START) -> tuple[int, int]:
-    """Join the process group that the launcher (torchrun) describes; this node's number, and how many there are.
+_membership: Membership | None = None
+
+
+def init(*, backend: str | None = None, timeout: float = START, elastic: bool | None = None) -> tuple[int, int]:
+    """Join the processes that the launcher (torchrun, or perron launch) describes; this node's number, and how many begin.
 
     gloo on CPUs, NCCL where every process has a GPU of its own. ``timeout`` is how many seconds to wait for the others at the
-    start. Does nothing if a group exists already.
+    start. ``elastic``: go on when processes are lost, and let others join (gloo only); by default as `perron launch` says.
+    Does nothing if it was called before.
     """
+    global _membership  # noqa: PLW0603 - a process has one, as torch.distributed has one default group
     if not dist.is_available():
         raise PerronError("This build of PyTorch has no torch.distributed.")
-    if not dist.is_initialized():
-        missing = [name for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT") if name not in os.environ]
-        if missing:
-            raise PerronError(
-                f"There is no process group: {', '.join(missing)} not set. Start with: torchrun --standalone --nproc-per-node 4 "
-                "script.py"
-            )
-        many = torch.cuda.is_available() and torch.cuda.device_count() >= int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-        if many:
-            torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
-        try:
-            chosen = backend or ("cpu:gloo,cuda:nccl" if many else "gloo")
-            dist.init_process_group(chosen, timeout=timedelta(seconds=timeout))
-        except (RuntimeError, dist.DistError) as error:
-            raise NetworkError(f"The process group could not be formed within {timeout:g} s: {line(error)}") from None
+    if _membership is not None:
+        return _membership.node, _membership.size
+    if dist.is_initialized():
+        return dist.get_rank(), dist.get_world_size()
+    missing = [name for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT") if name not in os.environ]
+    if missing:
+        raise PerronError(
+            f"There is no process group: {', '.join(missing)} not set. Start with: torchrun --standalone --nproc-per-node 4 "
+            "script.py"
+        )
+    follow_launcher()
+    if elastic or (elastic is None and os.environ.get("PERRON_ELASTIC") == "1"):
+        if backend not in (None, "gloo"):
+            raise PerronError(f"Elastic membership works on gloo; got backend {backend!r}.")
+        _membership = joined()
+        return _membership.node, _membership.size
+    many = torch.cuda.is_available() and torch.cuda.device_count() >= int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    if many:
+        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
+    try:
+        chosen = backend or ("cpu:gloo,cuda:nccl" if many else "gloo")
+        dist.init_process_group(chosen, timeout=timedelta(seconds=timeout))
+    except (RuntimeError, dist.DistError) as error:
+        raise NetworkError(f"The process group could not be formed within {timeout:g} s: {line(error)}") from None
     return dist.get_rank(), dist.get_world_size()
+
+
+def membership() -> Membership | None:
+    """This process's elastic membership, if it has one."""
+    return _membership
 
 
 class Exchange(Handle):
@@ -104,13 +123,12 @@ class _Mean(Handle):
     def __init__(self, node: DistributedNode, x: Tensor) -> None:
         self.node, self.step = node, node.step
         self.total = x.clone()
-        self.work = dist.all_reduce(self.total, group=node.group, async_op=True)
+        self.work = node.peers.all_reduce(self.total)
 
     def wait(self) -> Tensor:
         """The average."""
-        finish(
-            self.work, self.node.timeout, f"Node {self.node.number} lost somebody in the average of step {self.step}"
-        )
+        what = f"Node {self.node.name} lost somebody in the average of step {self.step}"
+        self.node.peers.finish([(self.work, what)], self.node.timeout)
         return self.total / self.node.nodes
 
 
@@ -128,44 +146,39 @@ class _Batch:
 
     def __init__(self, node: DistributedNode, exchanges: list[Exchange]) -> None:
         self.node, self.exchanges = node, exchanges
-        self.messages, ops = self._messages()
+        self.messages, parcels = self._messages()
         self.error: BaseException | None = None
         self.works: list[Any] = []
         try:
-            self.works = list(dist.batch_isend_irecv(ops)) if ops else []
+            self.works = node.peers.post(parcels)
         except (RuntimeError, dist.DistError) as error:
             self.error = error  # raised where somebody waits
 
-    def _messages(self) -> tuple[list[Message], list[Any]]:
-        node, messages, ops = self.node, [], []
+    def _messages(self) -> tuple[list[Message], list[Parcel]]:
+        node, messages, parcels = self.node, [], []
         for neighbour in range(node.nodes):
             out = [one for one in self.exchanges if neighbour in one.targets]
             for tag, part in enumerate(_parcels(out)):
                 flat = [one.tensor.reshape(-1) for one in part]
                 sent = node.encode((flat[0] if len(flat) == 1 else torch.cat(flat)).contiguous())
                 messages.append(Message(neighbour, part, sent, True))
-                ops.append(dist.P2POp(dist.isend, sent, group=node.group, group_peer=neighbour, tag=node.tag(tag)))
+                parcels.append(Parcel(neighbour, sent, node.tag(tag), sent=True))
             heard = [one for one in self.exchanges if neighbour in one.sources]
             for tag, part in enumerate(_parcels(heard)):
                 size, first = sum(one.tensor.numel() for one in part), part[0].tensor
                 buffer = torch.empty(size, dtype=node.wire or first.dtype, device=first.device)
                 messages.append(Message(neighbour, part, buffer, False))
-                ops.append(dist.P2POp(dist.irecv, buffer, group=node.group, group_peer=neighbour, tag=node.tag(tag)))
-        return messages, ops
+                parcels.append(Parcel(neighbour, buffer, node.tag(tag), sent=False))
+        return messages, parcels
 
     def finish(self) -> None:
         """Wait for all messages and form the sums."""
         node = self.node
         if self.error is not None:
             raise NetworkError(
-                f"Node {node.number} lost {self._everybody()} in step {node.step}: {meaning(self.error)}."
+                f"Node {node.name} lost {self._everybody()} in step {node.step}: {meaning(self.error)}."
             ) from None
-        single = len(self.works) == len(self.messages)  # NCCL gives one for all of them
-        for place, work in enumerate(self.works):
-            message = self.messages[place] if single else None
-            who = f"node {message.neighbour}" if message else self._everybody()
-            what = " and ".join(str(one) for one in (message.exchanges if message else self.exchanges))
-            finish(work, node.timeout, f"Node {node.number} lost {who} in step {self.exchanges[0].step} ({what})")
+        node.peers.finish([(work, self._lost(place)) for place, work in enumerate(self.works)], node.timeout)
         results = [exchange.kept() for exchange in self.exchanges]
         places = {id(exchange): place for place, exchange in enumerate(self.exchanges)}
         for message in self.messages:
@@ -182,8 +195,16 @@ class _Batch:
             del exchange.batch  # without the cycle, buffers go at once
         node.finished(self)
 
+    def _lost(self, place: int) -> str:
+        """What an error says if a work fails. NCCL gives one for all messages, gloo one for each."""
+        node, single = self.node, len(self.works) == len(self.messages)
+        message = self.messages[place] if single else None
+        who = f"node {node.peers.names[message.neighbour]}" if message else self._everybody()
+        what = " and ".join(str(one) for one in (message.exchanges if message else self.exchanges))
+        return f"Node {node.name} lost {who} in step {self.exchanges[0].step} ({what})"
+
     def _everybody(self) -> str:
-        names = sorted({message.neighbour for message in self.messages})
+        names = sorted({self.node.peers.names[message.neighbour] for message in self.messages})
         return f"one of the nodes {', '.join(map(str, names))}"
 
 
@@ -202,8 +223,8 @@ class DistributedNode(Node):
     """This process as a node of a network.
 
     Args:
-        mixing: the network; its nodes are the ranks of the group.
-        group: a process group; the default one if None.
+        mixing: the network; its nodes are the peers in their order.
+        peers: the processes; those of the default process group if None.
         timeout: seconds after which a silent neighbour is given up.
         seed: of what nodes draw themselves; as in the simulator.
         wire: the type of numbers on the wire, as ``torch.bfloat16``; that of the tensors if None.
@@ -213,18 +234,20 @@ class DistributedNode(Node):
         self,
         mixing: Mixing,
         *,
-        group: Any = None,
+        peers: Peers | None = None,
         timeout: float = TIMEOUT,
         seed: int = 0,
         dtype: torch.dtype = torch.float64,
         device: torch.device | str = "cpu",
         wire: torch.dtype | None = None,
     ) -> None:
-        size = dist.get_world_size(group)
+        self.peers = Group() if peers is None else peers
+        size = self.peers.size
         if size != mixing.nodes:
             raise PerronError(f"The network has {mixing.nodes} nodes but the process group {size}; they need as many.")
-        self.mixing, self.group, self.timeout, self.wire = mixing, group, timeout, wire
-        self.nodes, self.number, self.step = size, dist.get_rank(group), 0
+        self.mixing, self.timeout, self.wire = mixing, timeout, wire
+        self.nodes, self.number, self.step = size, self.peers.rank, 0
+        self.name = self.peers.names[self.number]
         self._dtype, self._device = dtype, device
         self._edges: dict[tuple[Side, int], Edges] = {}
         self._waiting: list[Exchange] = []

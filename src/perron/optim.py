@@ -1,42 +1,52 @@
 """`Decentralized`: any algorithm of perron as a torch.optim.Optimizer, one process for each node.
 
-    rank, size = perron.distributed.init()                                  # started with torchrun
+    rank, size = perron.distributed.init()                                  # started with torchrun or perron launch
     optimizer = perron.optim.Decentralized(model, perron.PushPull(), lr=0.05)
-    for images, labels in loader:
+    while optimizer.steps < 1000:
+        images, labels = next(batches)
         optimizer.zero_grad()
         loss_fn(model(images), labels).backward()
         optimizer.step()
     with optimizer.averaged_model():
         evaluate(model)
-    optimizer.close()
 
 `step` hands the gradient to the algorithm's step, which was suspended where it needs one; takes the new state; and starts the
 next step up to its yield. So messages travel during the next forward and backward pass, and the iterates are the textbook's.
+
+With elastic membership (`perron.distributed.init(elastic=True)`) a step that loses a neighbour assembles those who are left: new
+network, new state from the present model (for a tracker y = gradient, which restores sum y = sum gradients), the largest step
+count of all; and gives its gradient again.
 """
 
 from __future__ import annotations
 
+import json
+import logging
+import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from secrets import token_hex
-from time import time_ns
 from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from perron import topologies
-from perron.agreement import TIMEOUT, averaged, compare, described, fingerprint, gathered, together
+from perron import distributed
+from perron.agreement import compare, described, fingerprint, gathered, taken, united
 from perron.algorithm import Algorithm
 from perron.algorithms import PushPull
-from perron.distributed import START, DistributedNode
+from perron.distributed import DistributedNode
+from perron.elastic import START, Change, Membership
 from perron.errors import NetworkError, PerronError
-from perron.graph import Graph
-from perron.mixing import RULES, Mixing
+from perron.flat import Flat
 from perron.network import Network
+from perron.peers import TIMEOUT, Group, Peers
+from perron.wiring import Wiring, network, rewired
 
 WIRES = {None: None, "bf16": torch.bfloat16}
+
+log = logging.getLogger("perron")
 
 
 class Decentralized(torch.optim.Optimizer):
@@ -46,30 +56,33 @@ class Decentralized(torch.optim.Optimizer):
         params: the model, or its parameters or parameter groups (without the model, buffers are not averaged). All of
             them of one type and on one device; they become views of one flat buffer.
         algorithm: Push-Pull if None.
-        graph: who hears whom: the name of a topology, a `Graph`, a sequence of them for one that varies in time, or a `Mixing`.
-            The default sends to one neighbour in a step, and mixes like the full exponential graph.
+        graph: who hears whom: the name of a topology, a `Graph`, a sequence of them for one that varies in time, a `Mixing`, or a
+            function that makes one for a number of nodes. The default sends to one neighbour in a step, and mixes like the
+            full exponential graph.
         lr: learning rate; of a group, its own. All nodes should have the same schedule.
         weight_decay: added to the gradient before it is tracked.
         weights: the weight rule for a graph, see `perron.mixing.RULES`.
         seed: of random topologies and weights, and of what nodes draw.
         group: the process group; the default one if None. Give one of one rank for each machine to run the algorithm between
             machines and something else within.
-        timeout: seconds after which a silent neighbour is an error.
+        timeout: seconds after which a silent neighbour is an error (with elastic membership: lost).
         wire: ``"bf16"`` for messages of half the size; what a push loses by rounding stays with the sender.
         nonfinite: what to do with a gradient that is not finite: ``"raise"``, or ``"skip"``, which uses the last one again (the
             node must go on exchanging, or its neighbours would wait for it).
         broadcast: whether all nodes start from the model of rank 0.
+
+    Attributes:
+        changes: with elastic membership, what happened: a `Change` for each time that members were lost or came.
+        joined: with elastic membership, whether this process came to a training that was under way.
     """
 
-    _step_supports_amp_scaling = (
-        True  # gradients are unscaled here: a step that GradScaler skips would leave neighbours waiting
-    )
+    _step_supports_amp_scaling = True  # a step that GradScaler skips would leave neighbours waiting
 
     def __init__(
         self,
         params: nn.Module | Iterable[Any],
         algorithm: Algorithm | None = None,
-        graph: str | Graph | Iterable[Graph] | Mixing = "one_peer_exponential",
+        graph: Wiring = "one_peer_exponential",
         *,
         lr: float,
         weight_decay: float = 0.0,
@@ -81,7 +94,8 @@ class Decentralized(torch.optim.Optimizer):
         nonfinite: Literal["raise", "skip"] = "raise",
         broadcast: bool = True,
     ) -> None:
-        if not dist.is_initialized():
+        self._membership: Membership | None = distributed.membership() if group is None else None
+        if not dist.is_initialized() and self._membership is None:
             raise PerronError("There is no process group yet: call perron.distributed.init() first.")
         if wire not in WIRES or nonfinite not in ("raise", "skip"):
             raise PerronError(f"wire is None or 'bf16', nonfinite 'raise' or 'skip'; got {wire!r} and {nonfinite!r}.")
@@ -96,38 +110,28 @@ class Decentralized(torch.optim.Optimizer):
                     f"Decentralized needs lr > 0 and weight_decay >= 0; got {one['lr']} and {one['weight_decay']}."
                 )
         self.algorithm = PushPull() if algorithm is None else algorithm
-        self.nonfinite, self.group, self.timeout = nonfinite, group, timeout
-        self.mixing = network(graph, dist.get_world_size(group), weights=weights, seed=seed)
-        self.algorithm.check(Network(self.mixing))
-        self._params = [param for one in self.param_groups for param in one["params"] if param.requires_grad]
-        self._check_types()
-        first = self._params[0]
-        self.node = DistributedNode(
-            self.mixing,
-            group=group,
-            timeout=timeout,
-            seed=seed,
-            dtype=first.dtype,
-            device=first.device,
-            wire=WIRES[wire],
-        )
-        compare(self._facts(wire=wire, seed=seed, broadcast=broadcast), group=group, timeout=START)
-        self.born = gathered(f"{time_ns():020d}-{token_hex(4)}", group, timeout)[0]  # a name for this training
-        self._flat = torch.cat([param.detach().reshape(-1) for param in self._params])
+        self.nonfinite, self.timeout = nonfinite, timeout
+        self._graph = graph if isinstance(graph, str) or not isinstance(graph, Iterable) else tuple(graph)
+        self._settings: dict[str, Any] = {"weights": weights, "seed": seed, "wire": wire, "broadcast": broadcast}
+        self._flat = Flat(self.param_groups, self.model)
         self._made = True
-        if broadcast:
-            self._broadcast()
-        self._views = self._split(self._flat)
-        for param, view in zip(self._params, self._views, strict=True):
-            param.data = view
-        several = len(self.param_groups) > 1
-        self._lr = torch.zeros(self._flat.shape if several else (), dtype=first.dtype, device=first.device)
         self._running: Any = None
         self._broken: NetworkError | None = None
-        self._averaging = False
+        self._averaging = self.joined = False
+        self._empty = True  # of a model that the others know
         self._asked = self._calls = 0  # gradients within the step, and in all
-        self.last = torch.zeros_like(self._flat)
-        self.reset()
+        self.last = torch.zeros_like(self._flat.vector)
+        self.changes: list[Change] = []
+        if self._membership is None:
+            with torch.no_grad():
+                self._assemble(Group(group), [], 0)
+        else:
+            if self._flat.device.type != "cpu":
+                raise PerronError(f"Elastic membership works on gloo, for CPU tensors; got {self._flat.device}.")
+            self._membership.timeout = timeout
+            with torch.no_grad():
+                self._recover(self._membership, "start", 0, f"node {self._membership.node} wants to join")
+        self._flat.attach()
 
     # ---- stepping
 
@@ -138,36 +142,45 @@ class Decentralized(torch.optim.Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        self._check_views()
+        self._flat.check()
         self._give(self._gradient())
         return loss
 
     @property
     def steps(self) -> int:
-        """How many steps the algorithm has done."""
+        """How many steps the algorithm has done; the same on all nodes whenever they exchange."""
         return self.node.step
 
     def reset(self) -> None:
         """Start the algorithm anew from the model's present parameters, as after loading weights into it; on every node."""
-        self.close()
+        self._settle()
         with torch.no_grad():
-            self.algorithm_state = self.algorithm.init(self._flat.clone(), self.node)
-            self.last = torch.zeros_like(self._flat)
-            self._begin()
+            self._start()
 
     def take(self, x: Tensor) -> None:
         """Start the algorithm anew from the model ``x``, one flat vector; on every node."""
-        if x.shape != self._flat.shape:
-            raise PerronError(f"The model has {self._flat.numel()} parameters; got a vector of shape {tuple(x.shape)}.")
+        if x.shape != self._flat.vector.shape:
+            raise PerronError(f"The model has {self._flat.vector.numel()} parameters; got shape {tuple(x.shape)}.")
         with torch.no_grad():
-            self._flat.copy_(x)
+            self._flat.vector.copy_(x)
         self.reset()
 
     def close(self) -> None:
         """Wait for the messages that are under way. Call it at the end, after the same number of steps on every node."""
-        if self._running is not None and self._broken is None:
+        if self._membership is None:
+            self._settle()
+            return
+        try:
+            self._settle()
+        except NetworkError as error:
+            log.info("Nobody was waited for at the end: %s", error)
+        self._membership.finish()
+
+    def _settle(self) -> None:
+        """Wait for what is under way, and forget the step that had begun."""
+        running, self._running, self._asked = self._running, None, 0
+        if running is not None and self._broken is None:
             self.node.drain()
-        self._running, self._asked = None, 0
 
     @contextmanager
     def join(self, steps: int) -> Iterator[None]:
@@ -178,8 +191,13 @@ class Decentralized(torch.optim.Optimizer):
 
         A node that is out of data uses its last gradient again, as a tracker needs.
         """
+        if self._membership is not None:
+            raise PerronError(
+                "join() counts calls, which elastic membership cannot: loop while optimizer.steps < total."
+            )
         first, most = self._calls, torch.tensor([steps])
-        together(dist.all_reduce, most, op=dist.ReduceOp.MAX, group=self.group, timeout=self.timeout)
+        work = self.node.peers.all_reduce(most, dist.ReduceOp.MAX)
+        self.node.peers.finish([(work, "Not all processes came together in join()")], self.timeout)
         yield
         with torch.no_grad():
             while self._calls < first + int(most):
@@ -190,10 +208,21 @@ class Decentralized(torch.optim.Optimizer):
         if self._broken is not None:
             raise self._broken
         if self._averaging:
-            raise PerronError(
-                "The model is the average of all nodes' now; leave averaged_model() before the next step."
-            )
-        self._fill_lr()
+            raise PerronError("The model is the average of all nodes' now; leave averaged_model() before a step.")
+        while True:
+            try:
+                self._advance(grad)
+                break
+            except NetworkError as error:
+                if self._membership is None:
+                    self._broken = error
+                    raise
+                other = self._recover(self._membership, "step", self.steps, error)
+                grad = torch.zeros_like(grad) if other else grad  # one of another model would only do harm
+        self._calls += 1
+
+    def _advance(self, grad: Tensor) -> None:
+        self._flat.rates(self.param_groups)  # a scheduler may have changed them after the step began
         if self._running is None:  # after close
             self._begin()
         self.last = grad
@@ -201,72 +230,136 @@ class Decentralized(torch.optim.Optimizer):
             point = self._running.send(grad)
             self._asked += 1
             self.node.flush()
-            self._show(point)
+            self._flat.show(point)
         except StopIteration as done:
             self.algorithm_state, self._asked = done.value, 0
             self.node.step += 1
             self._begin()
-        except NetworkError as error:
-            self._broken = error
-            raise
-        self._calls += 1
+
+    def _start(self) -> None:
+        """The algorithm's first state, from the present model."""
+        self.algorithm_state = self.algorithm.init(self._flat.vector.clone(), self.node)
+        self.last = torch.zeros_like(self._flat.vector)
+        self._asked = 0
+        self._begin()
 
     def _begin(self) -> None:
         """Start the next step: its messages are on their way when this returns, and the model is where it needs a gradient."""
-        self._fill_lr()
-        self._running = self.algorithm.step(self.algorithm_state, self.node, self._lr)
+        self._running = self.algorithm.step(self.algorithm_state, self.node, self._flat.rates(self.param_groups))
         try:
             point = next(self._running)
-            self.node.flush()
         except StopIteration:
             raise PerronError(f"{self.algorithm.about.title} uses no gradients: it is no optimizer.") from None
-        except NetworkError as error:
-            self._broken = error
-            raise
-        self._show(point)
-
-    def _show(self, point: Tensor) -> None:
-        """Let the model's parameters be the point at which a gradient is needed."""
-        self._flat.copy_(point)
-        torch.autograd.graph.increment_version(
-            self._params
-        )  # so that backward through an old graph is an error, as ever
-        self._remember()
-
-    def _fill_lr(self) -> None:
-        """The groups' present learning rates: a scheduler may have changed them after the step began."""
-        if self._lr.ndim == 0:
-            self._lr.fill_(self.param_groups[0]["lr"])
-            return
-        for one, part in self._parts(self._lr):
-            part.fill_(one["lr"])
-
-    def _parts(self, flat: Tensor) -> Iterator[tuple[dict[str, Any], Tensor]]:
-        """Each parameter's group and its part of a flat vector."""
-        start = 0
-        for one in self.param_groups:
-            for param in one["params"]:
-                if param.requires_grad:
-                    yield one, flat[start : start + param.numel()]
-                    start += param.numel()
+        self.node.flush()
+        self._flat.show(point)
 
     def _gradient(self) -> Tensor:
         """The parameters' gradients as one vector, with weight decay; what is not finite is refused or replaced."""
-        grad = torch.cat([(torch.zeros_like(p) if p.grad is None else p.grad).reshape(-1) for p in self._params])
-        if (scale := getattr(self, "grad_scale", None)) is not None:
-            grad /= scale
+        grad = self._flat.gradient(self.param_groups, getattr(self, "grad_scale", None))
         if not bool(torch.isfinite(grad).all()):
             scaled = getattr(self, "found_inf", None) is not None  # GradScaler expects overflows, and lowers its scale
             if self.nonfinite == "raise" and not scaled:
                 raise PerronError(
-                    f"Node {self.node.number}: the gradient of step {self.steps} is not finite. Lower lr, clip gradients, or "
+                    f"Node {self.node.name}: the gradient of step {self.steps} is not finite. Lower lr, clip gradients, or "
                     "pass nonfinite='skip'."
                 )
             return self.last.clone()
-        for (one, part), param in zip(self._parts(grad), self._params, strict=True):
-            if one["weight_decay"] and param.grad is not None:
-                part.add_(param.reshape(-1), alpha=one["weight_decay"])
         return grad
+
+    # ---- coming together
+
+    def _assemble(self, peers: Peers, sources: list[int], step: int) -> None:
+        """Meet the peers: compare what everybody was given, take over a model, and start the algorithm.
+
+        Sources are the ranks of those who have a model to go on with; nobody at the start.
+        """
+        weights, seed, wire = (self._settings[name] for name in ("weights", "seed", "wire"))
+        wired = rewired(self._graph, peers.names, weights=weights, seed=seed) if sources else None
+        self.mixing = wired or network(self._graph, peers.size, weights=weights, seed=seed)
+        self.algorithm.check(Network(self.mixing))
+        self.node = DistributedNode(
+            self.mixing,
+            peers=peers,
+            timeout=self.timeout,
+            seed=seed,
+            dtype=self._flat.dtype,
+            device=self._flat.device,
+            wire=WIRES[wire],
+        )
+        limit = self.timeout if sources else START
+        if sources:
+            self._take_over_groups(sources, limit)
+        compare(self._facts(), peers, limit)
+        self.born = gathered(f"{time.time_ns():020d}-{token_hex(4)}", peers, limit)[0]  # a name for this training
+        if sources or self._settings["broadcast"]:
+            self._take_over_model(sources or [0])
+        self.node.step = step
+        self._start()
+        self._empty = False
+
+    def _take_over_groups(self, sources: list[int], limit: float) -> None:
+        """Learning rates and other settings of the groups, for those who come to a training that is under way."""
+        groups = [{key: value for key, value in one.items() if key != "params"} for one in self.param_groups]
+        told = gathered(json.dumps(groups, default=str), self.node.peers, limit)[sources[0]]
+        if self.node.number not in sources:
+            for own, theirs in zip(self.param_groups, json.loads(told), strict=False):
+                own.update(theirs)
+
+    def _take_over_model(self, sources: list[int]) -> None:
+        """The model and its buffers of the first who has one, for those who have not."""
+        if len(sources) == self.node.nodes:
+            return
+        for tensor in (self._flat.vector, *self._buffers().values()):
+            what = f"Node {self.node.name} lost somebody while a model was handed over"
+            theirs = taken(tensor, sources[0], self.node.peers, what, self.timeout)
+            if self.node.number not in sources:
+                tensor.copy_(theirs)
+
+    def _recover(self, membership: Membership, doing: str, step: int, why: object) -> bool:
+        """Meet those who are left, and newcomers; whether this process was given another model."""
+        began = time.monotonic()
+        while True:
+            epoch = membership.enter(doing, step, why, fresh=self._empty)
+            me, self._met = epoch.members[epoch.rank], {(one.doing, one.step) for one in epoch.members}
+            sources = [rank for rank, one in enumerate(epoch.members) if not one.fresh]
+            furthest = max((epoch.members[rank].step for rank in sources or range(epoch.size)), default=0)
+            if not sources and furthest:  # all were away; better an old model than none
+                sources = [[one.step for one in epoch.members].index(furthest)]
+            if not self._empty:
+                self._flat.vector.copy_(self.algorithm_state.x)
+            self._empty = self._empty or epoch.rank not in sources
+            try:
+                self._assemble(epoch, sources, furthest)
+                break
+            except NetworkError as error:
+                why = error
+        if not sources:
+            return False
+        self.joined = self.joined or (doing == "start" and furthest > 0)
+        lost = {node: how for node, how in epoch.lost.items() if how != "alive"}
+        came = tuple(one.node for one in epoch.members if one.fresh)
+        self.changes.append(Change(self.steps, tuple(epoch.names), lost, came, time.monotonic() - began))
+        if epoch.rank == sources[0] or me.fresh:
+            log.warning("%s", self.changes[-1])
+        return epoch.rank not in sources
+
+    def together(self, doing: str, action: Callable[[], None]) -> bool:
+        """Something that all members do at once; whether it was done.
+
+        If members change meanwhile, it is done again by those who are left, provided that they all were about it. (Those who are
+        only starting will come to it, too, if it is done before the first step.)
+        """
+        while True:
+            try:
+                action()
+                return True
+            except NetworkError as error:
+                if self._membership is None:
+                    raise
+                starting, was = {("start", 0)} if self.steps == 0 else set(), (doing, self.steps)
+                self._recover(self._membership, doing, self.steps, error)
+                if self._met - starting != {was}:
+                    return False
 
     # ---- evaluating
 
@@ -274,47 +367,41 @@ class Decentralized(torch.optim.Optimizer):
     def averaged_model(self) -> Iterator[None]:
         """Within it, the model is the average of all nodes' models; afterwards again this node's own.
 
-        BatchNorm's statistics are averaged as those of the union of the data; whole numbers are rank 0's.
+        BatchNorm's statistics are averaged as those of the union of the data; whole numbers are rank 0's. With elastic
+        membership, if members change before all have come together, it is this node's own model, and a warning says so.
         """
         if self._averaging:
             raise PerronError("averaged_model() is entered already.")
-        kept = self._flat.clone()
-        buffers = dict(self.model.named_buffers()) if self.model is not None else {}
-        own = {name: buffer.clone() for name, buffer in buffers.items()}
-        self._averaging = True
+        values: dict[str, Tensor] = {}
+
+        def average() -> None:
+            mean = self.node.mean(self.algorithm_state.x).wait()
+            what = f"Node {self.node.name} lost somebody in the average of step {self.steps}"
+            values.update(united(self._buffers(), self.node.peers, what, self.timeout), vector=mean)
+
         try:
             with torch.no_grad():
-                self._flat.copy_(self.node.mean(self.algorithm_state.x).wait())
-                self._average(buffers)
+                if not self.together("average", average):
+                    log.warning("Node %d: members changed, so this is its own model, not the average.", self.node.name)
+                tensors = self._buffers() | {"vector": self._flat.vector}
+                own = {name: tensor.clone() for name, tensor in tensors.items()}
+                self._averaging = True
+                for name, value in values.items():
+                    tensors[name].copy_(value)
             yield
         finally:
             with torch.no_grad():
-                self._flat.copy_(kept)
-                for name, buffer in buffers.items():
-                    buffer.copy_(own[name])
+                if self._averaging:
+                    for name, tensor in tensors.items():
+                        tensor.copy_(own[name])
             self._averaging = False
-            self._remember()
+            self._flat.remember()
 
-    def _average(self, buffers: dict[str, Tensor]) -> None:
-        """The buffers of all nodes, averaged: floats as statistics of the union of the data, others from rank 0."""
-        floats = {name: buffer for name, buffer in buffers.items() if buffer.is_floating_point()}
-        gathered_ = {
-            name: [torch.empty_like(buffer) for _ in range(self.node.nodes)] for name, buffer in floats.items()
-        }
-        for name, buffer in floats.items():
-            together(dist.all_gather, gathered_[name], buffer.contiguous(), group=self.group, timeout=self.timeout)
-        for name, value in averaged(gathered_).items():
-            buffers[name].copy_(value)
-        for name, buffer in buffers.items():
-            if name not in floats:
-                self._from_first(buffer)
-
-    def _from_first(self, tensor: Tensor) -> None:
-        """Take rank 0's; as bytes, since not every type can travel."""
-        raw = tensor.contiguous().reshape(-1).view(torch.uint8).clone()
-        if raw.numel():
-            together(dist.broadcast, raw, group=self.group, timeout=self.timeout, group_src=0)
-            tensor.copy_(raw.view(tensor.dtype).view(tensor.shape))
+    def _buffers(self) -> dict[str, Tensor]:
+        """The model's buffers, by names that no parameter has."""
+        return (
+            {f"buffer {name}": buffer for name, buffer in self.model.named_buffers()} if self.model is not None else {}
+        )
 
     # ---- saving
 
@@ -326,11 +413,8 @@ class Decentralized(torch.optim.Optimizer):
             raise PerronError(
                 f"{self.algorithm.about.title} is in the middle of a step ({self._asked} of its gradients are in); save after it."
             )
-        own = {
-            "algorithm": described(self.algorithm), "network": fingerprint(self.mixing), "node": self.node.number,
-            "nodes": self.node.nodes, "step": self.steps, "last": self.last.clone(),
-            "state": {name: value.clone() for name, value in self.algorithm_state._asdict().items()},
-        }  # fmt: skip
+        state = {name: value.clone() for name, value in self.algorithm_state._asdict().items()}
+        own = self._identity() | {"step": self.steps, "last": self.last.clone(), "state": state}
         return super().state_dict() | {"perron": own}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -339,11 +423,7 @@ class Decentralized(torch.optim.Optimizer):
         own = given.pop("perron", None)
         if own is None:
             raise PerronError("This is not the state of a Decentralized optimizer: it has no entry 'perron'.")
-        mine = {
-            "algorithm": described(self.algorithm), "network": fingerprint(self.mixing), "node": self.node.number,
-            "nodes": self.node.nodes,
-        }  # fmt: skip
-        for name, value in mine.items():
+        for name, value in self._identity().items():
             if own[name] != value:
                 raise PerronError(
                     f"The saved state has {name} {own[name]}, this optimizer {value}; they must be the same."
@@ -352,16 +432,18 @@ class Decentralized(torch.optim.Optimizer):
         shapes = {name: tuple(getattr(self.algorithm_state, name).shape) for name in names}
         if {name: tuple(value.shape) for name, value in saved.items()} != shapes:
             raise PerronError(f"The saved state does not fit this model: it needs {shapes}.")
-        self.close()
+        self._settle()
         super().load_state_dict(given)
-        device = self._lr.device
+        device = self._flat.device
         self.algorithm_state = type(self.algorithm_state)(**{name: saved[name].to(device).clone() for name in names})
         self.last = own["last"].to(device).clone()
         self.node.step = own["step"]
         with torch.no_grad():
             self._begin()
 
-    # ---- guards
+    def _identity(self) -> dict[str, Any]:
+        numbers = {"node": self.node.number, "nodes": self.node.nodes}
+        return {"algorithm": described(self.algorithm), "network": fingerprint(self.mixing)} | numbers
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Groups are given at construction: afterwards parameters are one vector."""
@@ -371,83 +453,18 @@ class Decentralized(torch.optim.Optimizer):
             )
         super().add_param_group(param_group)
 
-    def _split(self, flat: Tensor) -> list[Tensor]:
-        parts = flat.split([param.numel() for param in self._params])  # type: ignore[no-untyped-call]
-        return [part.view(param.shape) for part, param in zip(parts, self._params, strict=True)]
-
-    def _remember(self) -> None:
-        self._versions = [param._version for param in self._params]
-
-    def _check_views(self) -> None:
-        if self.model is not None and {id(p) for p in self.model.parameters() if p.requires_grad} != {
-            id(p) for p in self._params
-        }:
-            raise PerronError("The model has other parameters than when the optimizer was made. Make a new one.")
-        for param, view, version in zip(self._params, self._views, self._versions, strict=True):
-            if param.data_ptr() != view.data_ptr() or param.dtype != view.dtype:
-                raise PerronError(
-                    "A parameter is no longer where the optimizer put it (was the model moved, as with model.to(), after the "
-                    "optimizer was made?). Make the optimizer last."
-                )
-            if param._version != version:
-                raise PerronError(
-                    "Parameters were changed by something other than the optimizer (were weights loaded into the model?). Call "
-                    "optimizer.reset() on every node afterwards."
-                )
-
-    def _check_types(self) -> None:
-        if not self._params:
-            raise PerronError("None of the parameters requires a gradient.")
-        kinds = {(param.dtype, param.device) for param in self._params}
-        if len(kinds) > 1 or not self._params[0].is_floating_point():
-            told = ", ".join(sorted(f"{dtype} on {device}" for dtype, device in kinds))
-            raise PerronError(f"All parameters need one floating type and one device; got {told}.")
-
-    def _facts(self, **settings: Any) -> dict[str, Any]:
+    def _facts(self) -> dict[str, Any]:
+        """What all processes need to have in common."""
         from perron import __version__
 
-        buffers = self.model.named_buffers() if self.model is not None else ()
         return {
             "the version of perron": __version__,
             "the algorithm": described(self.algorithm),
             "the network": f"{self.mixing!r} {fingerprint(self.mixing)}",
-            "the parameters' shapes": [list(param.shape) for param in self._params],
-            "the parameters' type": str(self._params[0].dtype),
+            **self._flat.facts(),
             "the parameter groups": [
                 {"parameters": len(one["params"]), "lr": one["lr"], "weight_decay": one["weight_decay"]}
                 for one in self.param_groups
             ],
-            "whether the optimizer was given the model": self.model is not None,
-            "the buffers": [[name, list(buffer.shape), str(buffer.dtype)] for name, buffer in buffers],
-            "the settings": settings,
+            "the settings": self._settings,
         }
-
-    def _broadcast(self) -> None:
-        with torch.no_grad():
-            for tensor in (self._flat, *(self.model.buffers() if self.model is not None else ())):
-                self._from_first(tensor)
-
-
-def network(
-    graph: str | Graph | Iterable[Graph] | Mixing, nodes: int, *, weights: str = "uniform", seed: int = 0
-) -> Mixing:
-    """A network for so many nodes from what a user may say."""
-    if isinstance(graph, Mixing):
-        return graph
-    if weights not in RULES:
-        raise PerronError(f"There is no weight rule {weights!r}; there are: {', '.join(RULES)}.")
-    if isinstance(graph, str):
-        if graph not in topologies.NAMES:
-            raise PerronError(f"There is no topology {graph!r}; there are: {', '.join(topologies.NAMES)}.")
-        family = topologies.NAMES[graph]
-        built = family(nodes, **({"seed": seed} if "seed" in _parameters(family) else {}))
-    else:
-        built = graph if isinstance(graph, Graph) else tuple(graph)
-    rule = RULES[weights]
-    return rule(built, **({"seed": seed} if "seed" in _parameters(rule) else {}))
-
-
-def _parameters(function: Callable[..., Any]) -> list[str]:
-    from inspect import signature
-
-    return list(signature(function).parameters)

@@ -1,0 +1,5 @@
+"""``python -m perron`` is the command ``perron``."""
+
+from perron.cli import main
+
+main()
