@@ -13,7 +13,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 from datetime import timedelta
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, NamedTuple
 
 import torch
@@ -32,10 +32,8 @@ from perron.peers import TIMEOUT, Group, Parcel, Peers, follow_launcher, line, m
 from perron.problem import Problem
 from perron.schedule import LearningRate, rate_at
 
-FUSE_BELOW = (
-    2**18
-)  # bytes: messages to one neighbour travel as one up to here; beyond, copying costs more than it saves
-
+# Bytes: messages to one neighbour travel as one up to here; beyond, copying costs more than it saves.
+FUSE_BELOW = 2**20
 
 _membership: Membership | None = None
 
@@ -94,8 +92,8 @@ class Exchange(Handle):
     def __init__(self, node: DistributedNode, side: Side, tensor: Tensor) -> None:
         self.node, self.side, self.tensor = node, side, tensor
         self.step = node.step
-        edges = node.edges(side, node.step)
-        self.sources, self.targets, self.own = edges.sources, edges.targets, edges.own
+        self.edges = edges = node.edges(side, node.step)
+        self.sources, self.own = edges.sources, edges.own
         self.posted = self.done = False
 
     def wait(self) -> Tensor:
@@ -105,6 +103,20 @@ class Exchange(Handle):
         if not self.done:
             self.batch.finish()
         return self.result
+
+    def mixed(self, heard: list[tuple[float, Tensor]]) -> Tensor:
+        """The weighted sum, in the place of the first message: large vectors are not copied more often than need be."""
+        if not heard or heard[0][1].dtype != self.tensor.dtype:
+            result = self.kept()
+        else:
+            (weight, result), *heard = heard
+            if weight + self.own == 1:  # one pass over memory rather than two
+                result.lerp_(self.tensor, self.own)
+            else:
+                result.mul_(weight).add_(self.tensor, alpha=self.own)
+        for weight, other in heard:
+            result.add_(other, alpha=weight)
+        return result
 
     def kept(self) -> Tensor:
         """One's own part; of a push in few bits with all that rounding took from the messages, so that no mass is lost."""
@@ -132,13 +144,13 @@ class _Mean(Handle):
         return self.total / self.node.nodes
 
 
-class Message(NamedTuple):
-    """What goes to or comes from one neighbour: some exchanges in one buffer."""
+class Load(NamedTuple):
+    """What a message will hold: the places of some of the exchanges that are posted together."""
 
     neighbour: int
-    exchanges: list[Exchange]
-    buffer: Tensor
     sent: bool
+    number: int  # among those to, or from, this neighbour
+    places: list[int]
 
 
 class _Batch:
@@ -146,30 +158,24 @@ class _Batch:
 
     def __init__(self, node: DistributedNode, exchanges: list[Exchange]) -> None:
         self.node, self.exchanges = node, exchanges
-        self.messages, parcels = self._messages()
+        self.loads = node.plan(exchanges)
+        self.parcels = [self._parcel(load) for load in self.loads]
         self.error: BaseException | None = None
         self.works: list[Any] = []
         try:
-            self.works = node.peers.post(parcels)
+            self.works = node.peers.post(self.parcels)
         except (RuntimeError, dist.DistError) as error:
             self.error = error  # raised where somebody waits
 
-    def _messages(self) -> tuple[list[Message], list[Parcel]]:
-        node, messages, parcels = self.node, [], []
-        for neighbour in range(node.nodes):
-            out = [one for one in self.exchanges if neighbour in one.targets]
-            for tag, part in enumerate(_parcels(out)):
-                flat = [one.tensor.reshape(-1) for one in part]
-                sent = node.encode((flat[0] if len(flat) == 1 else torch.cat(flat)).contiguous())
-                messages.append(Message(neighbour, part, sent, True))
-                parcels.append(Parcel(neighbour, sent, node.tag(tag), sent=True))
-            heard = [one for one in self.exchanges if neighbour in one.sources]
-            for tag, part in enumerate(_parcels(heard)):
-                size, first = sum(one.tensor.numel() for one in part), part[0].tensor
-                buffer = torch.empty(size, dtype=node.wire or first.dtype, device=first.device)
-                messages.append(Message(neighbour, part, buffer, False))
-                parcels.append(Parcel(neighbour, buffer, node.tag(tag), sent=False))
-        return messages, parcels
+    def _parcel(self, load: Load) -> Parcel:
+        node, tensors = self.node, [self.exchanges[place].tensor for place in load.places]
+        if load.sent:
+            flat = [tensor.reshape(-1) for tensor in tensors]
+            buffer = node.encode((flat[0] if len(flat) == 1 else torch.cat(flat)).contiguous())
+        else:
+            size = sum(tensor.numel() for tensor in tensors)
+            buffer = torch.empty(size, dtype=node.wire or tensors[0].dtype, device=tensors[0].device)
+        return Parcel(load.neighbour, buffer, node.tag(load.number), load.sent)
 
     def finish(self) -> None:
         """Wait for all messages and form the sums."""
@@ -178,18 +184,17 @@ class _Batch:
             raise NetworkError(
                 f"Node {node.name} lost {self._everybody()} in step {node.step}: {meaning(self.error)}."
             ) from None
-        node.peers.finish([(work, self._lost(place)) for place, work in enumerate(self.works)], node.timeout)
-        results = [exchange.kept() for exchange in self.exchanges]
-        places = {id(exchange): place for place, exchange in enumerate(self.exchanges)}
-        for message in self.messages:
-            if message.sent:
-                continue
+        node.peers.finish([(work, partial(self._lost, place)) for place, work in enumerate(self.works)], node.timeout)
+        heard: list[list[tuple[float, Tensor]]] = [[] for _ in self.exchanges]
+        for load, parcel in zip(self.loads, self.parcels, strict=True):
             start = 0
-            for exchange in message.exchanges:
+            for place in load.places if not load.sent else ():
+                exchange = self.exchanges[place]
                 stop = start + exchange.tensor.numel()
-                heard = message.buffer[start:stop].view_as(exchange.tensor)
-                results[places[id(exchange)]].add_(heard, alpha=exchange.sources[message.neighbour])
+                one = parcel.tensor[start:stop].view_as(exchange.tensor)
+                heard[place].append((exchange.sources[load.neighbour], one))
                 start = stop
+        results = [exchange.mixed(parts) for exchange, parts in zip(self.exchanges, heard, strict=True)]
         for exchange, result in zip(self.exchanges, results, strict=True):
             exchange.result, exchange.done = result, True
             del exchange.batch  # without the cycle, buffers go at once
@@ -197,14 +202,14 @@ class _Batch:
 
     def _lost(self, place: int) -> str:
         """What an error says if a work fails. NCCL gives one for all messages, gloo one for each."""
-        node, single = self.node, len(self.works) == len(self.messages)
-        message = self.messages[place] if single else None
-        who = f"node {node.peers.names[message.neighbour]}" if message else self._everybody()
-        what = " and ".join(str(one) for one in (message.exchanges if message else self.exchanges))
+        node, single = self.node, len(self.works) == len(self.loads)
+        who = f"node {node.peers.names[self.loads[place].neighbour]}" if single else self._everybody()
+        exchanges = [self.exchanges[one] for one in self.loads[place].places] if single else self.exchanges
+        what = " and ".join(str(one) for one in exchanges)
         return f"Node {node.name} lost {who} in step {self.exchanges[0].step} ({what})"
 
     def _everybody(self) -> str:
-        names = sorted({self.node.peers.names[message.neighbour] for message in self.messages})
+        names = sorted({self.node.peers.names[load.neighbour] for load in self.loads})
         return f"one of the nodes {', '.join(map(str, names))}"
 
 
@@ -250,6 +255,7 @@ class DistributedNode(Node):
         self.name = self.peers.names[self.number]
         self._dtype, self._device = dtype, device
         self._edges: dict[tuple[Side, int], Edges] = {}
+        self._plans: dict[tuple[Any, ...], list[Load]] = {}
         self._waiting: list[Exchange] = []
         self._posted: list[_Batch] = []
         self._batches = self._lost = 0
@@ -291,6 +297,18 @@ class DistributedNode(Node):
                 exchange.batch, exchange.posted = batch, True
             self._posted.append(batch)
             self._batches += 1
+
+    def plan(self, exchanges: list[Exchange]) -> list[Load]:
+        """What goes to whom and comes from whom, the same on both sides; made once for each step of a period."""
+        key = tuple((id(one.edges), one.tensor.numel(), one.tensor.dtype) for one in exchanges)
+        if key not in self._plans:
+            self._plans[key] = [
+                Load(neighbour, sent, number, places)
+                for sent in (False, True)  # who listens before others speak spares gloo a question
+                for neighbour in range(self.nodes)
+                for number, places in enumerate(_loads(exchanges, neighbour, sent=sent))
+            ]
+        return self._plans[key]
 
     def drain(self) -> None:
         """Wait for all that is under way, so that nothing is left when a process ends or a state is replaced."""
@@ -384,11 +402,12 @@ def iterates(
     inner.drain()
 
 
-def _parcels(exchanges: list[Exchange]) -> Iterator[list[Exchange]]:
-    """Exchanges with one neighbour as messages: together if small, each on its own if large."""
-    if sum(one.tensor.numel() * one.tensor.element_size() for one in exchanges) <= FUSE_BELOW:
-        if exchanges:
-            yield exchanges
-        return
-    for one in exchanges:
-        yield [one]
+def _loads(exchanges: list[Exchange], neighbour: int, *, sent: bool) -> list[list[int]]:
+    """The places of exchanges with one neighbour, message by message: together if small, each on its own if large."""
+    places = [
+        place for place, one in enumerate(exchanges) if neighbour in (one.edges.targets if sent else one.edges.sources)
+    ]
+    tensors = [exchanges[place].tensor for place in places]
+    if sum(tensor.numel() * tensor.element_size() for tensor in tensors) <= FUSE_BELOW:
+        return [places] if places else []
+    return [[place] for place in places]

@@ -39,8 +39,8 @@ from torch import Tensor
 from torch._C._distributed_c10d import TCPStore
 from torch.distributed.distributed_c10d import PrefixStore  # dist names both, but its types do not
 
-from perron.errors import NetworkError, listed
-from perron.peers import TIMEOUT, Parcel, Peers, line, wait
+from perron.errors import NetworkError, PerronError, listed
+from perron.peers import TIMEOUT, Parcel, Peers, Words, line, wait
 
 KEYS = "perron"  # prefix of all keys in the store
 BEATS = f"{KEYS}/b"
@@ -103,9 +103,9 @@ class Epoch(Peers):
         self._changed = threading.Condition()
         self._jobs: SimpleQueue[_Job | None] = SimpleQueue()
         self._pg: Any = None
-        self._waiter = threading.Thread(target=self._serve, name=f"perron epoch {number}", daemon=True)
-        self._waiter.start()
-        _waiters.append(self._waiter)
+        waiter = threading.Thread(target=self._serve, name=f"perron epoch {number}", daemon=True)
+        waiter.start()
+        _waiters[:] = [*(one for one in _waiters if one.is_alive()), waiter]
 
     def connect(self, store: Any, timeout: float) -> None:
         """Make the gloo context."""
@@ -154,7 +154,7 @@ class Epoch(Peers):
         options.rootRank, options.rootTensor = root, 0
         return self._pg.broadcast([tensor], options)
 
-    def finish(self, works: Sequence[tuple[Any, str]], timeout: float = TIMEOUT) -> None:
+    def finish(self, works: Sequence[tuple[Any, Words]], timeout: float = TIMEOUT) -> None:
         """Wait for all; an error if one fails, or as soon as the epoch ends."""
         if works:
             self._do([partial(wait, work, what, timeout) for work, what in works])
@@ -219,9 +219,18 @@ class Membership:
         self.store, self.node, self.size, self.timeout = store, node, size, timeout
         self.name = name or f"{node}-{token_hex(4)}"
         self.epoch: Epoch | None = None
+        self._claimed = False
         self._pulse = _Pulse(store.clone(), self.name)
         self._pulse.start()
         atexit.register(self._pulse.say, "gone: it ended before its training did")
+
+    def claim(self, timeout: float) -> None:
+        """For one training, with its timeout: members that come and go are those of all that a process does."""
+        if self._claimed:
+            raise PerronError(
+                "With elastic membership a process can make one Decentralized optimizer; this is the second."
+            )
+        self._claimed, self.timeout = True, timeout
 
     def enter(self, doing: str, step: int, why: object, *, fresh: bool) -> Epoch:
         """Take part in the next epoch.

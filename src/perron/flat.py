@@ -29,6 +29,8 @@ class Flat:
         self.dtype, self.device = self.vector.dtype, self.vector.device
         self.lr = torch.zeros(self.vector.shape if len(groups) > 1 else (), dtype=self.dtype, device=self.device)
         self._versions: list[int] = []
+        self._ids = {id(param) for param in self.params}
+        self._rates: list[float] = []  # those that are in lr
 
     def attach(self) -> None:
         """Let the parameters be views of the vector."""
@@ -46,8 +48,12 @@ class Flat:
 
     def rates(self, groups: list[dict[str, Any]]) -> Tensor:
         """The groups' present learning rates: one number, or one for each parameter if there are several groups."""
+        rates = [float(one["lr"]) for one in groups]
+        if rates == self._rates:
+            return self.lr
+        self._rates = rates
         if self.lr.ndim == 0:
-            return self.lr.fill_(groups[0]["lr"])
+            return self.lr.fill_(rates[0])
         for one, part in self._parts(groups, self.lr):
             part.fill_(one["lr"])
         return self.lr
@@ -57,9 +63,10 @@ class Flat:
         grad = torch.cat([(torch.zeros_like(p) if p.grad is None else p.grad).reshape(-1) for p in self.params])
         if scale is not None:
             grad /= scale
-        for (one, part), param in zip(self._parts(groups, grad), self.params, strict=True):
-            if one["weight_decay"] and param.grad is not None:
-                part.add_(param.reshape(-1), alpha=one["weight_decay"])
+        if any(one["weight_decay"] for one in groups):
+            for (one, part), param in zip(self._parts(groups, grad), self.params, strict=True):
+                if one["weight_decay"] and param.grad is not None:
+                    part.add_(param.reshape(-1), alpha=one["weight_decay"])
         return grad
 
     def _parts(self, groups: list[dict[str, Any]], vector: Tensor) -> Iterator[tuple[dict[str, Any], Tensor]]:
@@ -87,9 +94,7 @@ class Flat:
 
     def check(self) -> None:
         """Refuse parameters that were moved, exchanged or changed behind the optimizer's back."""
-        if self.model is not None and {id(p) for p in self.model.parameters() if p.requires_grad} != {
-            id(p) for p in self.params
-        }:
+        if self.model is not None and {id(p) for p in _walk(self.model) if p.requires_grad} != self._ids:
             raise PerronError("The model has other parameters than when the optimizer was made. Make a new one.")
         for param, view, version in zip(self.params, self._views, self._versions, strict=True):
             if param.data_ptr() != view.data_ptr() or param.dtype != view.dtype:
@@ -110,3 +115,12 @@ class Flat:
         if len(kinds) > 1 or not self.params[0].is_floating_point():
             told = ", ".join(sorted(f"{dtype} on {device}" for dtype, device in kinds))
             raise PerronError(f"All parameters need one floating type and one device; got {told}.")
+
+
+def _walk(module: nn.Module) -> list[nn.Parameter]:
+    """As `module.parameters()`, which takes longer than a small model's whole step; one that is shared comes twice."""
+    found = [param for param in module._parameters.values() if param is not None]
+    for part in module._modules.values():
+        if part is not None:
+            found += _walk(part)
+    return found

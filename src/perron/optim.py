@@ -25,6 +25,7 @@ import logging
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from math import isfinite
 from secrets import token_hex
 from typing import Any, Literal
 
@@ -128,7 +129,7 @@ class Decentralized(torch.optim.Optimizer):
         else:
             if self._flat.device.type != "cpu":
                 raise PerronError(f"Elastic membership works on gloo, for CPU tensors; got {self._flat.device}.")
-            self._membership.timeout = timeout
+            self._membership.claim(timeout)
             with torch.no_grad():
                 self._recover(self._membership, "start", 0, f"node {self._membership.node} wants to join")
         self._flat.attach()
@@ -192,9 +193,7 @@ class Decentralized(torch.optim.Optimizer):
         A node that is out of data uses its last gradient again, as a tracker needs.
         """
         if self._membership is not None:
-            raise PerronError(
-                "join() counts calls, which elastic membership cannot: loop while optimizer.steps < total."
-            )
+            raise PerronError("join() counts calls, elastic membership cannot: loop while optimizer.steps < total.")
         first, most = self._calls, torch.tensor([steps])
         work = self.node.peers.all_reduce(most, dist.ReduceOp.MAX)
         self.node.peers.finish([(work, "Not all processes came together in join()")], self.timeout)
@@ -256,7 +255,7 @@ class Decentralized(torch.optim.Optimizer):
     def _gradient(self) -> Tensor:
         """The parameters' gradients as one vector, with weight decay; what is not finite is refused or replaced."""
         grad = self._flat.gradient(self.param_groups, getattr(self, "grad_scale", None))
-        if not bool(torch.isfinite(grad).all()):
+        if not isfinite(float(grad.sum())) and not bool(torch.isfinite(grad).all()):  # a sum takes one pass over memory
             scaled = getattr(self, "found_inf", None) is not None  # GradScaler expects overflows, and lowers its scale
             if self.nonfinite == "raise" and not scaled:
                 raise PerronError(
