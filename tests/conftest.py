@@ -9,10 +9,7 @@ settings.load_profile("perron")
 
 torch.set_num_threads(1)  # the tensors of the tests are small, and tests run side by side
 
+# Scripts for processes, not tests.
 collect_ignore = [
-    "checkpointing.py",
-    "dying.py",
-    "parity.py",
-    "surviving.py",
-    "training.py",
-]  # scripts for processes, not tests
+    "checkpointing.py", "dying.py", "parity.py", "same_curve.py", "surviving.py", "training.py", "two_levels.py",
+]  # fmt: skip

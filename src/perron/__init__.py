@@ -34,6 +34,7 @@ if TYPE_CHECKING:
         study,
         theory,
         topologies,
+        wiring,
     )  # fmt: skip
     from perron.algorithm import Algorithm
     from perron.algorithms import (
@@ -97,7 +98,7 @@ _HOME = {
 }  # fmt: skip
 _MODULES = [
     "algorithms", "authors", "checkpoint", "data", "distributed", "errors", "files", "metrics", "optim", "plots", "problems",
-    "schedule", "spectral", "speedup", "study", "theory", "topologies",
+    "schedule", "spectral", "speedup", "study", "theory", "topologies", "wiring",
 ]  # fmt: skip
 _MODULE_OF = {name: module for module, names in _HOME.items() for name in names}
 

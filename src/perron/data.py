@@ -2,7 +2,8 @@
 
 `digits` comes with perron: 1,797 handwritten digits of 8 x 8 pixels, the test set of the UCI data set "Optical Recognition
 of Handwritten Digits" (E. Alpaydin, C. Kaynak 1998, CC BY 4.0), as scikit-learn has it. MNIST and Fashion-MNIST are read from the
-four idx files, gzipped or not, in a directory that is given, or in ``$PERRON_DATA/mnist``, or in ``~/.cache/perron/mnist``.
+four idx files, gzipped or not, in a directory that is given, or in ``$PERRON_DATA/mnist``, or in ``~/.cache/perron/mnist``;
+CIFAR-10 from the six files of its binary version, likewise, in ``cifar10`` or in ``cifar-10-batches-bin`` within.
 """
 
 from __future__ import annotations
@@ -21,6 +22,11 @@ from perron.errors import FileError, PerronError
 
 IDX = {"mnist": "MNIST", "fashion_mnist": "Fashion-MNIST"}
 FILES = ("train-images-idx3-ubyte", "train-labels-idx1-ubyte", "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte")
+CIFAR = (*(f"data_batch_{number}.bin" for number in range(1, 6)), "test_batch.bin")
+FOLDER = "cifar-10-batches-bin"  # into which CIFAR-10's archive unpacks
+PICTURE = (3, 32, 32)  # of CIFAR-10: the planes red, green and blue
+RECORDS = 10_000  # in each of CIFAR-10's files
+TITLES = IDX | {"cifar10": "CIFAR-10"}
 TESTED = 297  # of the digits that come with perron
 
 
@@ -34,18 +40,17 @@ class Images(NamedTuple):
 
 
 def load(name: str, folder: str | Path | None = None) -> Images:
-    """A dataset by name: ``digits``, ``mnist`` or ``fashion_mnist``."""
+    """A dataset by name: ``digits``, ``mnist``, ``fashion_mnist`` or ``cifar10``."""
     if name == "digits":
         return digits()
-    if name not in IDX:
-        raise PerronError(f"There is no dataset {name!r}; there are: digits, {', '.join(IDX)}.")
+    if name not in TITLES:
+        raise PerronError(f"There is no dataset {name!r}; there are: digits, {', '.join(TITLES)}.")
     where = find(name, folder)
     if where is None:
-        tried = ", ".join(str(place) for place in _places(name, folder))
-        raise FileError(
-            f"{IDX[name]} was not found; looked in {tried}. Put its files {', '.join(FILES)} (.gz or not) into one of them, or "
-            "set PERRON_DATA."
-        )
+        raise FileError(_not_found(name, folder))
+    if name == "cifar10":
+        images, labels = (torch.cat(parts) for parts in zip(*(_cifar(where / file) for file in CIFAR), strict=True))
+        return Images(images[:-RECORDS], labels[:-RECORDS], images[-RECORDS:], labels[-RECORDS:])
     images, labels, test_images, test_labels = (_idx(where, file) for file in FILES)
     for pixels, classes, what in ((images, labels, "training"), (test_images, test_labels, "test")):
         if pixels.ndim != 3 or classes.ndim != 1 or len(pixels) != len(classes):
@@ -55,10 +60,7 @@ def load(name: str, folder: str | Path | None = None) -> Images:
 
 def find(name: str, folder: str | Path | None = None) -> Path | None:
     """The directory that holds all files of a dataset, or None."""
-    for place in _places(name, folder):
-        if all((place / file).exists() or (place / f"{file}.gz").exists() for file in FILES):
-            return place
-    return None
+    return next((place for place in _places(name, folder) if not _missing(name, place)), None)
 
 
 def digits() -> Images:
@@ -72,10 +74,48 @@ def digits() -> Images:
 
 
 def _places(name: str, folder: str | Path | None) -> list[Path]:
+    """Where to look for a dataset, in this order."""
     if folder is not None:
-        return [Path(folder)]
-    named = [Path(os.environ["PERRON_DATA"]) / name] if "PERRON_DATA" in os.environ else []
-    return [*named, Path.home() / ".cache" / "perron" / name]
+        places = [Path(folder)]
+    else:
+        named = [Path(os.environ["PERRON_DATA"]) / name] if "PERRON_DATA" in os.environ else []
+        places = [*named, Path.home() / ".cache" / "perron" / name]
+    return [each for place in places for each in (place, place / FOLDER)] if name == "cifar10" else places
+
+
+def _missing(name: str, place: Path) -> list[str]:
+    """The files of a dataset that a directory lacks."""
+    if name == "cifar10":
+        return [file for file in CIFAR if not (place / file).exists()]
+    return [file for file in FILES if not ((place / file).exists() or (place / f"{file}.gz").exists())]
+
+
+def _not_found(name: str, folder: str | Path | None) -> str:
+    """Which files are missing where some are there, or else what to put where."""
+    places, files = _places(name, folder), CIFAR if name == "cifar10" else FILES
+    for place in places:
+        if len(missing := _missing(name, place)) < len(files):
+            return f"{TITLES[name]} is not complete: {place} has no {', '.join(missing)}."
+    return (
+        f"{TITLES[name]} was not found; looked in {', '.join(map(str, places))}. Put its files {', '.join(files)}"
+        f"{'' if name == 'cifar10' else ' (.gz or not)'} into one of them, or set PERRON_DATA."
+    )
+
+
+def _cifar(path: Path) -> tuple[Tensor, Tensor]:
+    """A file of CIFAR-10: 10,000 records of a byte for the label and 3 x 32 x 32 for the picture."""
+    size = 1 + int(np.prod(PICTURE))
+    try:
+        raw = path.read_bytes()
+    except OSError as error:
+        raise FileError(f"{path} cannot be read: {error}.") from None
+    if len(raw) != RECORDS * size:
+        what = "was cut short" if len(raw) < RECORDS * size else "is too long"
+        raise FileError(f"{path} {what}: {len(raw):,} bytes instead of {RECORDS * size:,}.")
+    records = torch.frombuffer(bytearray(raw), dtype=torch.uint8).view(RECORDS, size)
+    if (largest := int(records[:, 0].max())) > 9:
+        raise FileError(f"{path} is not a file of CIFAR-10: it has the label {largest}, beyond 0 .. 9.")
+    return records[:, 1:].reshape(RECORDS, *PICTURE), records[:, 0].clone()
 
 
 def _idx(folder: Path, file: str) -> Tensor:

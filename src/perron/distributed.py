@@ -80,6 +80,12 @@ def membership() -> Membership | None:
     return _membership
 
 
+def close() -> None:
+    """At the end of a script: take the process group down, on every node."""
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
 class Exchange(Handle):
     """A pull or push that was asked for; posted with all others that are pending then.
 
