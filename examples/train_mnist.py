@@ -61,13 +61,15 @@ def train() -> None:
     images, labels = samples(rank, size)
     draws, draw = Keyed(0, node=rank, stream=NOISE), 0  # random numbers by seed and node, as the simulator draws them
     optimizer = perron.optim.Decentralized(model, algorithm, options.graph, lr=options.lr)
+    told = 0
     while optimizer.steps < steps:
         batch = draws.integers(draw, options.batch, len(images))
         optimizer.zero_grad()
         cross_entropy(model(images[batch]), labels[batch]).backward()
         optimizer.step()
         draw += 1
-        if optimizer.steps % every == 0:
+        if optimizer.steps % every == 0 and optimizer.steps > told:  # a step may take several gradients
+            told = optimizer.steps
             with optimizer.averaged_model():
                 if optimizer.node.number == 0:
                     tell(optimizer.steps)

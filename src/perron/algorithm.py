@@ -133,6 +133,11 @@ def stable_roots(linear: object, constant: object) -> bool:
     return bool(np.maximum(np.abs(b + root), np.abs(b - root)).max(initial=0.0) / 2 < 1 - 1e-12)
 
 
+def less(x: Tensor, lr: Rate, y: Tensor) -> Tensor:
+    """x - lr y, in the place of x: one pass over memory."""
+    return x.addcmul_(y, lr, value=-1) if isinstance(lr, Tensor) else x.sub_(y, alpha=lr)
+
+
 def largest(stable: Callable[[float], bool], upper: float) -> float:
     """The largest value in [0, upper] up to which ``stable`` holds, by bisection; 0 if nowhere."""
     low, high = 0.0, upper

@@ -11,6 +11,7 @@ waiting receive whose sender died in the middle of a message; only the timeout e
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 from functools import cached_property, partial
@@ -28,7 +29,7 @@ from perron.keyed import LOSSES, NOISE, PARTICIPATION, Keyed
 from perron.mixing import Mixing
 from perron.network import Network
 from perron.node import Handle, Node, Side
-from perron.peers import TIMEOUT, Group, Parcel, Peers, follow_launcher, line, meaning
+from perron.peers import LAST, TIMEOUT, Group, Parcel, Peers, follow_launcher, line, meaning
 from perron.problem import Problem
 from perron.schedule import LearningRate, rate_at
 
@@ -83,6 +84,7 @@ def membership() -> Membership | None:
 def close() -> None:
     """At the end of a script: take the process group down, on every node."""
     if dist.is_initialized():
+        time.sleep(LAST)  # threads of gloo that still hold tensors when the interpreter goes would abort the process
         dist.destroy_process_group()
 
 

@@ -40,6 +40,8 @@ class Ready(Handle):
 class Node(ABC):
     """What a node can do: the seam between algorithms and worlds.
 
+    What a pull or a push gives belongs to the algorithm, which may overwrite it; what was sent must not change before that.
+
     Attributes:
         nodes: n, how many there are.
         unit: this node's unit vector, ``(n,)``; stacked, the identity matrix.

@@ -6,10 +6,12 @@ member is lost or a new one comes. The engine knows only `Peers`.
 
 from __future__ import annotations
 
+import atexit
 import ctypes
 import os
 import signal
 import sys
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from datetime import timedelta
@@ -21,6 +23,7 @@ from torch import Tensor
 from perron.errors import NetworkError
 
 TIMEOUT = 15.0  # seconds for a message
+LAST = 0.25  # seconds for threads to come to rest
 
 Words = str | Callable[[], str]
 
@@ -141,3 +144,10 @@ def follow_launcher() -> None:
     ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
     if os.getppid() != int(launcher):
         raise NetworkError("The launcher of this process is gone.")
+
+
+@atexit.register
+def _linger() -> None:
+    """Let gloo's threads drop what they hold: one that meets an interpreter in its last moments aborts the process."""
+    if dist.is_available() and dist.is_initialized():
+        time.sleep(LAST)

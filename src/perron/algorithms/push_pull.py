@@ -9,7 +9,7 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from perron.algorithm import About, Algorithm, Rate, Step, largest, stable_roots
+from perron.algorithm import About, Algorithm, Rate, Step, largest, less, stable_roots
 from perron.errors import MixingError
 from perron.network import Network
 from perron.node import Node
@@ -65,8 +65,8 @@ class PushPull(Algorithm):
             pulled = node.pull(state.x)
             pushed = node.push(state.y)
             grad = yield state.x  # both messages travel while the gradient is computed
-            y = pushed.wait() + grad - state.grad
-            return TrackerState(pulled.wait() - lr * y, y, grad)
+            y = pushed.wait().add_(grad).sub_(state.grad)  # in place: large models feel every copy
+            return TrackerState(less(pulled.wait(), lr, y), y, grad)
         if self.order == "pu":
             pushed = node.push(state.y)
             grad = yield state.x
