@@ -190,7 +190,7 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=3)
     parser.add_argument("--out", type=Path, help="where to write faults.json")
     options = parser.parse_args()
-    console, runs = Console(), []
+    console, runs, load = Console(), [], os.getloadavg()[0]
     plans = {"undisturbed": "none", "two of five killed, one restarted": "two", "chaos": "chaos"}
     table = Table(
         "training", "runs", "accuracy, % (s.d.)", "faults", "members at the end", "seconds", title=_data(options.data)
@@ -217,7 +217,7 @@ def main() -> None:
     if options.out:
         figures: list[dict[str, Any]] = [vars(run) | {"faults": [vars(one) for one in run.faults]} for run in runs]
         options.out.mkdir(parents=True, exist_ok=True)
-        (options.out / "faults.json").write_text(json.dumps({"data": _data(options.data), "runs": figures}, indent=1))
+        (options.out / "faults.json").write_text(json.dumps({"load": load, "figures": figures}, indent=1))
 
 
 if __name__ == "__main__":

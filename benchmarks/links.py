@@ -7,6 +7,7 @@ machine's own network; namespaces of an earlier run that was killed are removed 
 import json
 import os
 import shutil
+import statistics
 import subprocess
 from dataclasses import dataclass
 from pathlib import Path
@@ -215,7 +216,7 @@ def table(header: list[str], rows: list[list[str]]) -> str:
 
 def text_page(out: Path) -> str:
     """The page, from the figures that are there."""
-    found = {part: json.loads(file.read_text()) for part in ("overhead", "overlap", "links")
+    found = {part: json.loads(file.read_text()) for part in ("overhead", "overlap", "links", "faults")
              if (file := out / f"{part}.json").exists()}  # fmt: skip
     loads = ", ".join(f"{part} {one['load']:.1f}" for part, one in found.items())
     busy = (
@@ -223,7 +224,7 @@ def text_page(out: Path) -> str:
         "processor looks "
         "slower than it is on a machine of one's own."
     )
-    parts = {"overhead": _overhead_text, "overlap": _overlap_text, "links": _links_text}
+    parts = {"overhead": _overhead_text, "overlap": _overlap_text, "links": _links_text, "faults": _faults_text}
     head = (
         "# What the engine costs\n\n"
         "Measured by `benchmarks/engine.py` with real processes on one machine with two cores, PyTorch's gloo on the "
@@ -368,5 +369,38 @@ def _links_text(figures: dict[str, Rows]) -> str:
             "takes with "
             "eight processes on two cores. A node that is always slow holds up every synchronous method.",
             "This is time per step; how many steps a graph needs is another matter, and sparse rings need more.",
+        ]
+    )
+
+
+def _faults_text(runs: list[dict[str, Any]]) -> str:
+    """Of benchmarks/faults.py."""
+    rows = []
+    for name in dict.fromkeys(run["name"] for run in runs):
+        mine = [run for run in runs if run["name"] == name]
+        right = [100 * run["accuracy"] for run in mine]
+        spread = statistics.stdev(right) if len(right) > 1 else float("nan")
+        rows.append([name, str(len(mine)), f"{statistics.mean(right):.2f}", f"{spread:.2f}",
+                     str(sum(len(run["faults"]) for run in mine)), ", ".join(str(run["members"]) for run in mine)])  # fmt: skip
+    times = {
+        kind: [one["recovered"] for run in runs for one in run["faults"] if one["kind"] == kind and one["recovered"]]
+        for kind in ("kill", "stop")
+    }
+    recovery = [
+        [{"kill": "SIGKILL", "stop": "SIGSTOP"}[kind], str(len(found)), f"{statistics.median(found):.2f}", f"{max(found):.2f}"]
+        for kind, found in times.items() if found
+    ]  # fmt: skip
+    return "\n\n".join(
+        [
+            "## Faults",
+            "`benchmarks/faults.py`: five nodes train on MNIST with `perron launch --elastic`. Two of five are killed at random "
+            "steps, and one of them is started again; or, as chaos, every few seconds a random node is killed and started again, "
+            "or stopped for five seconds.",
+            table(["training", "runs", "accuracy, %", "s.d.", "faults", "members at the end"], rows),
+            "From the fault until all survivors have done their next step, seconds:",
+            table(["fault", "how many", "median", "largest"], recovery),
+            "A killed process is noticed at once by its neighbours' connections and by the launcher; a stopped one only by its "
+            "silence, for which two seconds are allowed. Then a quarter of a second passes in which others may register, "
+            "and the new connections are made.",
         ]
     )

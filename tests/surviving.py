@@ -41,8 +41,9 @@ def main(folder, options):
     name = os.environ["PERRON_NAME"]
     (folder / f"{name}.pid").write_text(str(os.getpid()))
     model = Model()
+    seed = 9 if options.get("odd") and name.endswith(".2") else 0
     optimizer = Decentralized(
-        model, graph=GRAPHS[options.get("graph", "default")], lr=options.get("lr", 0.2), timeout=6
+        model, graph=GRAPHS[options.get("graph", "default")], lr=options.get("lr", 0.2), timeout=6, seed=seed
     )
     model.seen.fill_(rank)
     began = optimizer.steps

@@ -114,6 +114,36 @@ def test_a_restarted_and_a_stopped_node_come_back_as_new(launched, tmp_path):
     check(results(tmp_path), range(5))
 
 
+def test_chaos_leaves_the_optimum_where_it_was(launched, tmp_path):
+    process, dice = launched(restarts=100, steps=1500, **{"await": ["calm"]}), np.random.default_rng(0)
+    wait_for_steps(tmp_path, 5)
+    for kind in dice.permutation(["kill", "kill", "kill", "stop", "stop"]):
+        victim = dice.choice(sorted(psutil.Process(process.pid).children(), key=lambda child: child.pid))
+        victim.send_signal(signal.SIGKILL if kind == "kill" else signal.SIGSTOP)
+        time.sleep(dice.uniform(2.5, 5))
+        if kind == "stop":
+            victim.send_signal(signal.SIGCONT)
+    deadline = time.monotonic() + LONG
+    while not everybody_moves(tmp_path):
+        assert time.monotonic() < deadline
+    (tmp_path / "calm").touch()
+    code, said = ended(process)
+    assert code == 0, said
+    check(results(tmp_path), range(5))
+    assert said.count("was killed by SIGKILL; it is started again") == 3
+
+
+def everybody_moves(folder):
+    """Whether five nodes make steps."""
+
+    def steps():
+        return {path.stem: path.read_text() for path in folder.glob("*.step")}
+
+    before = steps()
+    time.sleep(2)
+    return sum(before.get(name) != step for name, step in steps().items()) == 5
+
+
 def test_a_newcomer_takes_over_the_learning_rate(launched, tmp_path):
     process = launched(restarts=1, nodes=3, faults={"2": ["kill", 20]}, lr=0.1, steps=800, **{"await": ["2.2.step"]})
     code, said = ended(process)
@@ -121,6 +151,16 @@ def test_a_newcomer_takes_over_the_learning_rate(launched, tmp_path):
     found = results(tmp_path)
     check(found, range(3))
     assert {one["lr"] for one in found.values()} == {0.1}
+
+
+def test_a_newcomer_that_does_not_fit_is_sent_away(launched, tmp_path):
+    faults = {"2": ["kill", 20]}
+    process = launched(restarts=1, nodes=3, faults=faults, odd=True, steps=800, **{"await": ["2.2.pid"]})
+    code, said = ended(process)
+    assert code == 0, said
+    check(results(tmp_path), [0, 1])
+    assert "do not agree on the settings" in said
+    assert "Node 2 ended with code 1." in said
 
 
 def test_less_than_half_do_not_go_on(launched, tmp_path):

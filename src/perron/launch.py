@@ -129,17 +129,17 @@ class Launcher:
 
     def _ended(self, worker: Worker, code: int) -> None:
         """Tell the others, and start it again or not."""
-        how = f"killed by {signal.Signals(-code).name}" if code < 0 else f"ended with code {code}"
+        how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with code {code}"
         with suppress(RuntimeError, dist.DistError):
-            self.store.set(f"{BEATS}/{worker.name}", "finished" if code == 0 else f"gone: {how}")
+            self.store.set(f"{BEATS}/{worker.name}", "finished" if code == 0 else f"gone: {how.removeprefix('was ')}")
         if code == 0:
             worker.code = 0
         elif self.restarts > 0:
             self.restarts -= 1
-            self.say(f"Node {worker.node} was {how}; it is started again ({self.restarts} restarts left).")
+            self.say(f"Node {worker.node} {how}; it is started again ({self.restarts} restarts left).")
             self._start(worker)
         else:
-            self.say(f"Node {worker.node} was {how}.")
+            self.say(f"Node {worker.node} {how}.")
             worker.code = code
             if not self.elastic:
                 self._stop(signal.SIGTERM)

@@ -276,19 +276,18 @@ class Decentralized(torch.optim.Optimizer):
         wired = rewired(self._graph, peers.names, weights=weights, seed=seed) if sources else None
         self.mixing = wired or network(self._graph, peers.size, weights=weights, seed=seed)
         self.algorithm.check(Network(self.mixing))
-        self.node = DistributedNode(
-            self.mixing,
-            peers=peers,
-            timeout=self.timeout,
-            seed=seed,
-            dtype=self._flat.dtype,
-            device=self._flat.device,
-            wire=WIRES[wire],
-        )
+        options: dict[str, Any] = {"timeout": self.timeout, "seed": seed, "wire": WIRES[wire]}
+        options |= {"dtype": self._flat.dtype, "device": self._flat.device}
+        self.node = DistributedNode(self.mixing, peers=peers, **options)
         limit = self.timeout if sources else START
         if sources:
             self._take_over_groups(sources, limit)
-        compare(self._facts(), peers, limit)
+        try:
+            compare(self._facts(), peers, limit)
+        except PerronError as error:
+            if peers.rank in sources and len(sources) < peers.size:  # it is the newcomer that has to go
+                raise NetworkError(str(error)) from None
+            raise
         self.born = gathered(f"{time.time_ns():020d}-{token_hex(4)}", peers, limit)[0]  # a name for this training
         if sources or self._settings["broadcast"]:
             self._take_over_model(sources or [0])

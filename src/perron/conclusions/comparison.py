@@ -38,22 +38,30 @@ def comparison(outcome: Outcome) -> Conclusion:
             lines = content.setdefault(panel_title(variant, spoken(topology), f"n = {n}"), [])
             baseline = _baseline(same)
             for label, algorithm, run in contenders(same):
-                width = max(1.0, 6.0 - 0.8 * len(lines))  # curves that coincide lie within one another
                 floor = float(run.predicted.iloc[0]) if algorithm == "centralized" else None
-                lines.append(replace(curve(run, label, floor=floor), error=None, width=width))
+                lines.append(replace(curve(run, label, floor=floor), error=None))
                 rows.append(
                     {"variant": told(variant), "topology": topology, "nodes": int(n), "algorithm": label}
                     | _measured(run, baseline)
                     | {"baseline": algorithm == "centralized"}
                 )
     found.figures["families"] = plots.panels(
-        content, x="step", y=SQUARED_NORM, legend="dashed: predicted floor of centralized SGD"
+        {title: _nested(lines) for title, lines in content.items()},
+        x="step",
+        y=SQUARED_NORM,
+        legend="dashed: predicted floor of centralized SGD",
     )
     equal = " at equal effective step" if outcome.study.equal_effective_step else ""
     found.summary["levels"] = rows
     found.tables[f"Levels{equal}"] = strings([_cells(row) for row in rows])
     found.sentences = _sentences(rows, equal)
     return found
+
+
+def _nested(lines: list[Line]) -> list[Line]:
+    """From thick to thin, so that of curves that coincide none hides another."""
+    widths = np.linspace(6.0, 1.0, len(lines)) if len(lines) > 1 else [1.5]
+    return [replace(line, width=float(width)) for line, width in zip(lines, widths, strict=True)]
 
 
 def _baseline(table: Table) -> Level | None:
