@@ -100,30 +100,31 @@ def trained(name: str, seed: int, data: str | None, plan: str) -> Run:
         arguments = [str(folder), str(seed), *([data] if data else [])]
         restarts = {"none": 0, "two": 1, "chaos": 1000}[plan]
         command = [sys.executable, "-m", "perron", "launch", "-n", str(NODES), "--elastic", "--restarts", str(restarts)]
-        launcher = subprocess.Popen([*command, __file__, "worker", *arguments], stderr=subprocess.PIPE, text=True)
-        while len(_pids(folder)) < NODES:
+        log = folder / "log"
+        with log.open("w") as said:
+            launcher = subprocess.Popen([*command, __file__, "worker", *arguments], stderr=said)
+        while len(_pids(folder)) < NODES and launcher.poll() is None:
             time.sleep(0.1)
         if plan == "two":
-            _two(run, folder, dice)
+            _two(run, folder, dice, launcher)
         while plan == "chaos" and launcher.poll() is None and _furthest(folder) < STEPS[_data(data)] * 0.85:
             _fault(run, folder, dice, "kill" if dice.random() < 0.5 else "stop")
             time.sleep(dice.uniform(*CHAOS))
-        _, said = launcher.communicate()
-        if launcher.returncode:
-            sys.exit(f"The training failed:\n{said}")
+        if launcher.wait():
+            sys.exit(f"The training failed:\n{log.read_text()}")
         ends = [json.loads(path.read_text()) for path in folder.glob("*.json")]
         run.seconds = time.monotonic() - began
-        run.accuracy = max(one["accuracy"] for one in ends)
+        run.accuracy = statistics.mean(one["accuracy"] for one in ends)
         run.steps, run.members = max(one["steps"] for one in ends), max(one["members"] for one in ends)
         for fault in run.faults:
             fault.recovered = _recovered(folder, fault)
     return run
 
 
-def _two(run: Run, folder: Path, dice: random.Random) -> None:
+def _two(run: Run, folder: Path, dice: random.Random, launcher: subprocess.Popen[bytes]) -> None:
     """Two of five killed at random steps: the first is started again, the second is not."""
     for share in (dice.uniform(0.1, 0.3), dice.uniform(0.5, 0.7)):
-        while _furthest(folder) < share * STEPS["mnist"]:
+        while _furthest(folder) < share * STEPS["mnist"] and launcher.poll() is None:
             time.sleep(0.05)
         _fault(run, folder, dice, "kill")
 

@@ -49,6 +49,11 @@ def main(folder, options):
     began = optimizer.steps
     loaded = perron.checkpoint.load(folder / "checkpoints", optimizer) if options.get("save") else None
     kind, at = options["faults"].get(str(rank), ("", -1)) if name.endswith(".1") else ("", -1)
+    schedule = (
+        torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 / (1 + step / 1000))
+        if options.get("fall")
+        else None
+    )
     averages = []
     while optimizer.steps < options["steps"]:
         if kind and optimizer.steps >= at:
@@ -57,6 +62,10 @@ def main(folder, options):
         optimizer.zero_grad()
         ((model.x - CENTERS[rank]) ** 2).sum().div(2).backward()
         optimizer.step()
+        if schedule is not None:
+            schedule.step()
+        if options.get("leave") == str(rank) and optimizer.steps > 30:
+            sys.exit(3)  # without close()
         awaited = [name for name in options.get("await", ()) if not (folder / name).exists()]
         time.sleep(0.1 if awaited and optimizer.steps > 40 else 0.002)  # slowly until these files are there
         (folder / f"{name}.step").write_text(str(optimizer.steps))

@@ -153,6 +153,23 @@ def test_a_newcomer_takes_over_the_learning_rate(launched, tmp_path):
     assert {one["lr"] for one in found.values()} == {0.1}
 
 
+def test_schedules_that_are_a_step_apart_and_exits_without_close(launched, tmp_path):
+    began = time.monotonic()
+    code, said = ended(launched(nodes=4, faults={"1": ["kill", 40]}, leave="2", fall=True, steps=400))
+    assert code == 0, said
+    check(results(tmp_path), [0, 3])
+    assert "Node 2 ended with code 3." in said
+    assert time.monotonic() - began < LONG / 2
+
+
+def test_what_is_left_over_when_the_others_have_finished(launched, tmp_path, monkeypatch):
+    code, said = ended(launched(restarts=50, nodes=4, faults={"1": ["stop", 40], "2": ["kill", 95]}, steps=100))
+    assert code == 0, said
+    assert set(results(tmp_path)) >= {0, 3}
+    assert "Node 1 is silent, and the others have finished; it is ended." in said
+    assert said.count("it is started again") <= 2
+
+
 def test_a_newcomer_that_does_not_fit_is_sent_away(launched, tmp_path):
     faults = {"2": ["kill", 20]}
     process = launched(restarts=1, nodes=3, faults=faults, odd=True, steps=800, **{"await": ["2.2.pid"]})

@@ -26,6 +26,7 @@ from safetensors.torch import save as bytes_of
 from torch import Tensor
 
 from perron.agreement import averaged, gathered
+from perron.elastic import START
 from perron.errors import FileError
 from perron.files import write_bytes
 from perron.optim import Decentralized
@@ -105,7 +106,7 @@ def load(folder: str | Path, optimizer: Decentralized) -> Checkpoint | None:
         mine = [moment for moment, saved in whole.items() if saved == nodes and _read(folder, moment, number)]
         foreign = [moment for moment, saved in whole.items() if saved != nodes]
         told = json.dumps({"mine": mine, "foreign": foreign, "seen": _moments(folder, number)})
-        texts[:] = gathered(told, optimizer.node.peers)
+        texts[:] = gathered(told, optimizer.node.peers, START)
 
     if optimizer.joined or not optimizer.together("load", tell):
         return None

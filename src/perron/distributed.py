@@ -192,7 +192,13 @@ class _Batch:
             raise NetworkError(
                 f"Node {node.name} lost {self._everybody()} in step {node.step}: {meaning(self.error)}."
             ) from None
-        node.peers.finish([(work, partial(self._lost, place)) for place, work in enumerate(self.works)], node.timeout)
+        try:
+            node.peers.finish(
+                [(work, partial(self._lost, place)) for place, work in enumerate(self.works)], node.timeout
+            )
+        except NetworkError:
+            self.works, self.parcels = [], []  # large, and connections hang on them
+            raise
         heard: list[list[tuple[float, Tensor]]] = [[] for _ in self.exchanges]
         for load, parcel in zip(self.loads, self.parcels, strict=True):
             start = 0

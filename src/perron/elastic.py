@@ -27,7 +27,6 @@ import os
 import threading
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from datetime import timedelta
 from functools import partial
 from queue import SimpleQueue
@@ -41,11 +40,8 @@ from torch.distributed.distributed_c10d import PrefixStore  # dist names both, b
 
 from perron.errors import NetworkError, PerronError, listed
 from perron.peers import TIMEOUT, Parcel, Peers, Words, line, wait
+from perron.pulse import KEYS, PATIENCE, Pulse
 
-KEYS = "perron"  # prefix of all keys in the store
-BEATS = f"{KEYS}/b"
-BEAT = 0.2  # seconds between heartbeats
-PATIENCE = 2.0  # seconds without one after which a process is taken for lost
 QUIET = 0.25  # seconds without a new registration before a decision
 LOOK = 0.02  # seconds between looks at the store
 START = 300.0  # seconds for all processes to come at the start
@@ -107,6 +103,20 @@ class Epoch(Peers):
         waiter.start()
         _waiters[:] = [*(one for one in _waiters if one.is_alive()), waiter]
 
+    def sources(self) -> tuple[list[int], int]:
+        """The ranks of those with a model to go on with (nobody at the start), and how many steps they have done at most."""
+        found = [rank for rank, one in enumerate(self.members) if not one.fresh]
+        found = [rank for rank in found if self.members[rank].doing != "load"] or found  # these have not loaded it
+        furthest = max(self.members[rank].step for rank in found or range(self.size))
+        if not found and furthest:  # all were away; better an old model than none
+            found = [[one.step for one in self.members].index(furthest)]
+        return found, furthest
+
+    @property
+    def under_way(self) -> bool:
+        """Whether somebody is beyond the start."""
+        return any(one.doing not in ("start", "load") for one in self.members)
+
     def connect(self, store: Any, timeout: float) -> None:
         """Make the gloo context."""
 
@@ -164,20 +174,21 @@ class Epoch(Peers):
         self._jobs.put(job)
         with self._changed:
             self._changed.wait_for(lambda: job.done or self.ended)
-        if job.error is not None:
-            raise job.error
+        error, job.error = job.error, None  # without the cycle, what the error's frames hold goes at once
+        if error is not None:
+            raise error
         if not job.done:
             raise NetworkError(f"The members changed: {self.ended}.")
 
     def _serve(self) -> None:
         """The thread that waits."""
         while (job := self._jobs.get()) is not None:
-            error = None
+            error: Exception | None = None
             try:
                 for call in job.calls:
                     if not self.ended:
                         call()
-            except NetworkError as found:
+            except Exception as found:
                 error = found
             with self._changed:
                 job.error, job.done = error, not self.ended
@@ -191,7 +202,7 @@ class _Job:
 
     def __init__(self, calls: list[Callable[[], None]]) -> None:
         self.calls, self.done = calls, False
-        self.error: NetworkError | None = None
+        self.error: Exception | None = None
 
 
 _waiters: list[threading.Thread] = []
@@ -200,8 +211,9 @@ _waiters: list[threading.Thread] = []
 @atexit.register
 def _join() -> None:
     """A thread that is inside gloo when the interpreter goes would abort the process; its wait ends with its timeout."""
+    deadline = time.monotonic() + 2 * TIMEOUT
     for waiter in _waiters:
-        waiter.join(2 * TIMEOUT)
+        waiter.join(max(0.0, deadline - time.monotonic()))
 
 
 class Membership:
@@ -220,9 +232,9 @@ class Membership:
         self.name = name or f"{node}-{token_hex(4)}"
         self.epoch: Epoch | None = None
         self._claimed = False
-        self._pulse = _Pulse(store.clone(), self.name)
+        self._pulse = Pulse(store.clone(), self.name)
         self._pulse.start()
-        atexit.register(self._pulse.say, "gone: it ended before its training did")
+        atexit.register(self._abandon)
 
     def claim(self, timeout: float) -> None:
         """For one training, with its timeout: members that come and go are those of all that a process does."""
@@ -242,6 +254,10 @@ class Membership:
             fresh: that it has no model to go on with. So it is, too, if it was not in the last epoch.
         """
         while True:
+            if not self._pulse.is_alive():
+                raise NetworkError(
+                    f"Node {self.node} lost the launcher's store, so that members can change no more: {why}"
+                )
             try:
                 last, members = self._latest()
                 self.end(last, _clause(why))
@@ -255,11 +271,11 @@ class Membership:
             if not mine:
                 why = f"node {self.node} came late"
                 continue
-            lost = {
-                member.node: self._pulse.state(member.name)
-                for member in members
-                if member.name not in {one.name for one in decided}
-            }
+            here = {one.name for one in decided}
+            # Who decided may have been a moment ahead: half of the patience tells a silent one from one that is busy.
+            states = {one.node: self._pulse.state(one.name, PATIENCE / 2) for one in members if one.name not in here}
+            late = f"did not come within {self.timeout:g} s"
+            lost = {node: late if how == "alive" else how for node, how in states.items() if how != "finished"}
             epoch = Epoch(last + 1, decided, self.name, lost)
             self.epoch = self._pulse.epoch = epoch
             self._pulse.watch([member.name for member in decided])
@@ -290,6 +306,13 @@ class Membership:
         if self.epoch is not None:
             self.epoch.leave()
             self.epoch = None
+        self._pulse.stop()
+
+    def _abandon(self) -> None:
+        """At the end of the process, if it did not finish: the others know at once, and no thread is left behind."""
+        self._pulse.say("gone: it ended before its training did")
+        if self.epoch is not None:
+            self.epoch.leave()
         self._pulse.stop()
 
     def _latest(self) -> tuple[int, list[Member]]:
@@ -331,113 +354,25 @@ class Membership:
         nodes = {member.node for member in registered.values()}
         if last < 0:
             absent = sorted(set(range(self.size)) - nodes)
+            for node in absent:
+                if self.store.check([f"dead/{node}"]):
+                    how = self.store.get(f"dead/{node}").decode()
+                    raise NetworkError(f"Node {self.node} cannot go on: node {node} {how} before the training began.")
             return f"nodes {absent} did not come within {START:g} s" if absent else ""
-        unfinished = [member for member in before if self._pulse.state(member.name) != "finished"]
+        finished = [member for member in before if self._pulse.state(member.name) == "finished"]
+        if len(finished) == len(before):
+            raise NetworkError(f"Node {self.node} came when the training had finished.")
+        unfinished = [member for member in before if member not in finished]
         if waiting and any(one.name not in registered and self._pulse.alive(one.name) for one in unfinished):
             return "members that are alive did not come"
-        here = sum(member.node in nodes for member in unfinished)
-        if 2 * here <= len(unfinished):
+        here = len(finished) + sum(member.node in nodes for member in unfinished)
+        if 2 * here <= len(before):
             gone = [f"node {one.node} ({self._pulse.state(one.name)})" for one in unfinished if one.node not in nodes]
             return (
-                f"only {here} of the {len(unfinished)} members are left, and more than half are needed (lost: "
+                f"only {here} of the {len(before)} members are left, and more than half are needed (lost: "
                 f"{', '.join(gone)}). Start again from the last checkpoint"
             )
         return ""
-
-
-class _Pulse(threading.Thread):
-    """Sends this process's heartbeats, and watches those of others; ends an epoch when one of its members is lost."""
-
-    def __init__(self, store: Any, name: str) -> None:
-        super().__init__(name="perron pulse", daemon=True)
-        self.store = store
-        self.own = name
-        self.epoch: Epoch | None = None
-        self._lock = threading.Lock()
-        self._seen: dict[str, tuple[str, float]] = {}
-        self._count = 0
-        self._final = ""
-        self._stopped = threading.Event()
-        self._beat()
-
-    def say(self, final: str) -> None:
-        """The last word of this process; nothing if it has had one."""
-        if not self._final:
-            self._final = final
-            with self._lock, suppress(RuntimeError, dist.DistError):
-                self._beat()
-
-    def stop(self) -> None:
-        """End the thread."""
-        self._stopped.set()
-        self.join(TIMEOUT)
-
-    def watch(self, names: list[str]) -> None:
-        """From now on, these."""
-        with self._lock:
-            now = time.monotonic()
-            self._seen = {name: self._seen.get(name, ("", now)) for name in names}
-            self._look()
-
-    def alive(self, name: str) -> bool:
-        """Whether a watched process has been heard of lately, and has neither finished nor gone."""
-        value, since = self._seen[name]
-        return not value.startswith(("finished", "gone")) and time.monotonic() - since < PATIENCE
-
-    def state(self, name: str) -> str:
-        """What is known of a watched process."""
-        value, since = self._seen[name]
-        if value.startswith(("finished", "gone")):
-            return value.removeprefix("gone: ")
-        silent = time.monotonic() - since
-        return "alive" if silent < PATIENCE else f"silent for {silent:.0f} s"
-
-    def run(self) -> None:
-        """Until told to stop, or until the store is gone: then members can change no more, but go on."""
-        before = time.monotonic()
-        try:
-            while not self._stopped.wait(BEAT):
-                now = time.monotonic()
-                with self._lock:
-                    if (
-                        now - before > PATIENCE / 2
-                    ):  # this process was stopped or starved: the others get their time again
-                        self._seen = {name: (value, now) for name, (value, _) in self._seen.items()}
-                    before = now
-                    self._beat()
-                    self._look()
-                self._judge()
-        except (RuntimeError, dist.DistError):
-            log.warning("The launcher's store cannot be reached: training goes on, but members can change no more.")
-
-    def _beat(self) -> None:
-        self._count += 1
-        self.store.set(f"b/{self.own}", self._final or str(self._count))
-
-    def _look(self) -> None:
-        if not self._seen:
-            return
-        now, names = time.monotonic(), list(self._seen)
-        for name, raw in zip(names, self.store.multi_get([f"b/{name}" for name in names]), strict=True):
-            if raw.decode() != self._seen[name][0]:
-                self._seen[name] = (raw.decode(), now)
-
-    def _judge(self) -> None:
-        epoch = self.epoch
-        if epoch is None:
-            return
-        with self._lock:
-            key = f"e{epoch.number}/end"
-            lost = [
-                f"node {one.node} is lost ({self.state(one.name)})"
-                for one in epoch.members
-                if one.name in self._seen and not self.alive(one.name) and self.state(one.name) != "finished"
-            ]
-            if lost and not self._final:
-                self.store.compare_set(key, "", ", ".join(lost))
-            why = self.store.get(key).decode() if self.store.check([key]) else ""
-        if why:
-            epoch.end(why)
 
 
 def joined(*, timeout: float = TIMEOUT) -> Membership:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -78,12 +79,16 @@ class Flat:
                     yield one, vector[start : start + param.numel()]
                     start += param.numel()
 
-    def facts(self) -> dict[str, Any]:
-        """What all processes need to have in common."""
+    def facts(self, groups: list[dict[str, Any]], *, began: bool) -> dict[str, Any]:
+        """What all processes need to have in common; once training has begun, schedules may be a step apart."""
         buffers = self.model.named_buffers() if self.model is not None else ()
         return {
             "the parameters' shapes": [list(param.shape) for param in self.params],
             "the parameters' type": str(self.dtype),
+            "the parameter groups": [
+                {"parameters": len(one["params"])} | {key: one[key] for key in ("lr", "weight_decay") if not began}
+                for one in groups
+            ],
             "whether the optimizer was given the model": self.model is not None,
             "the buffers": [[name, list(buffer.shape), str(buffer.dtype)] for name, buffer in buffers],
         }
@@ -115,6 +120,21 @@ class Flat:
         if len(kinds) > 1 or not self.params[0].is_floating_point():
             told = ", ".join(sorted(f"{dtype} on {device}" for dtype, device in kinds))
             raise PerronError(f"All parameters need one floating type and one device; got {told}.")
+
+
+@contextmanager
+def replaced(tensors: dict[str, Tensor], values: dict[str, Tensor]) -> Iterator[None]:
+    """Within it, some tensors have other values."""
+    own = {name: tensors[name].clone() for name in values}
+    with torch.no_grad():
+        for name, value in values.items():
+            tensors[name].copy_(value)
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            for name, value in own.items():
+                tensors[name].copy_(value)
 
 
 def _walk(module: nn.Module) -> list[nn.Parameter]:

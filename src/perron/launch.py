@@ -23,11 +23,12 @@ from typing import Any
 import torch.distributed as dist
 from torch._C._distributed_c10d import TCPStore
 
-from perron.elastic import BEATS
 from perron.errors import NetworkError, PerronError
 from perron.peers import line
+from perron.pulse import BEATS, KEYS
 
 GRACE = 5.0  # seconds for workers to end by themselves when told to, or when one of them has died
+SILENCE = 20.0  # seconds without a heartbeat after which a node that is left over is ended
 LOOK = 0.05
 LOOPBACK = "127.0.0.1"
 
@@ -42,6 +43,8 @@ class Worker:
     starts: int = 0
     process: subprocess.Popen[bytes] | None = None
     code: int | None = None  # of a process that is not started again
+    beat: str = ""  # the last heartbeat seen, and when
+    since: float = 0.0
 
     @property
     def name(self) -> str:
@@ -98,9 +101,13 @@ class Launcher:
                 for worker in self.workers:
                     if worker.code is None and worker.process is not None and worker.process.poll() is not None:
                         self._ended(worker, worker.process.returncode)
+                self._end_silent()
         except _Interrupted as interrupted:
-            self.say(f"Ending {self._running()} nodes: {signal.Signals(interrupted.number).name}.")
-            self._stop(interrupted.number)
+            for number in old:  # a second one changes nothing: it ends within seconds
+                signal.signal(number, signal.SIG_IGN)
+            self.say(f"Ending {self._running()} nodes: {_name(interrupted.number)}.")
+            typed = interrupted.number == signal.SIGINT  # the terminal has told the workers, too
+            self._stop(signal.SIGTERM, grace=GRACE if typed else 0.0)
             return 128 + interrupted.number
         finally:
             self._stop(signal.SIGKILL)
@@ -129,31 +136,44 @@ class Launcher:
 
     def _ended(self, worker: Worker, code: int) -> None:
         """Tell the others, and start it again or not."""
-        how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with code {code}"
+        how = f"was killed by {_name(-code)}" if code < 0 else f"ended with code {code}"
         with suppress(RuntimeError, dist.DistError):
             self.store.set(f"{BEATS}/{worker.name}", "finished" if code == 0 else f"gone: {how.removeprefix('was ')}")
         if code == 0:
             worker.code = 0
-        elif self.restarts > 0:
+        elif self.restarts > 0 and not self._done():
             self.restarts -= 1
             self.say(f"Node {worker.node} {how}; it is started again ({self.restarts} restarts left).")
             self._start(worker)
         else:
             self.say(f"Node {worker.node} {how}.")
             worker.code = code
+            with suppress(RuntimeError, dist.DistError):
+                self.store.set(f"{KEYS}/dead/{worker.node}", how)
             if not self.elastic:
-                self._stop(signal.SIGTERM)
+                self._stop(signal.SIGTERM, grace=GRACE)
+
+    def _done(self) -> bool:
+        return any(worker.code == 0 for worker in self.workers)
+
+    def _end_silent(self) -> None:
+        """When some have finished, those that were stopped or hang are ended: nobody trains with them any more."""
+        for worker in self.workers if self._done() and self.elastic else ():
+            if worker.code is None and worker.process is not None:
+                key = f"{BEATS}/{worker.name}"
+                beat = self.store.get(key).decode() if self.store.check([key]) else ""
+                if beat != worker.beat:
+                    worker.beat, worker.since = beat, time.monotonic()
+                elif time.monotonic() - worker.since > SILENCE and beat != "finished":
+                    self.say(f"Node {worker.node} is silent, and the others have finished; it is ended.")
+                    worker.process.kill()
 
     def _running(self) -> int:
         return sum(worker.process is not None and worker.process.poll() is None for worker in self.workers)
 
-    def _stop(self, number: int) -> None:
-        """End all: some time to report by themselves, then the signal, then without mercy."""
-        for patience, sent in (
-            (GRACE if number == signal.SIGTERM else 0, None),
-            (GRACE, number),
-            (GRACE, signal.SIGKILL),
-        ):
+    def _stop(self, number: int, grace: float = 0.0) -> None:
+        """End all: some time to end by themselves, then the signal, then without mercy."""
+        for patience, sent in ((grace, None), (GRACE, number), (GRACE, signal.SIGKILL)):
             for worker in self.workers:
                 if sent is not None and worker.process is not None and worker.process.poll() is None:
                     worker.process.send_signal(sent)
@@ -172,6 +192,14 @@ class _Interrupted(BaseException):
     def __init__(self, number: int) -> None:
         super().__init__(number)
         self.number = number
+
+
+def _name(number: int) -> str:
+    """Of a signal."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
 
 
 def _interrupt(number: int, _frame: Any) -> None:

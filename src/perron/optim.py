@@ -3,9 +3,8 @@
     rank, size = perron.distributed.init()                                  # started with torchrun or perron launch
     optimizer = perron.optim.Decentralized(model, perron.PushPull(), lr=0.05)
     while optimizer.steps < 1000:
-        images, labels = next(batches)
         optimizer.zero_grad()
-        loss_fn(model(images), labels).backward()
+        loss_fn(model, next(batches)).backward()
         optimizer.step()
     with optimizer.averaged_model():
         evaluate(model)
@@ -14,12 +13,12 @@
 next step up to its yield. So messages travel during the next forward and backward pass, and the iterates are the textbook's.
 
 With elastic membership (`perron.distributed.init(elastic=True)`) a step that loses a neighbour assembles those who are left: new
-network, new state from the present model (for a tracker y = gradient, which restores sum y = sum gradients), the largest step
-count of all; and gives its gradient again.
+network, new state from the present model (for a tracker y = gradient: sum y = sum gradients), the largest step count of all.
 """
 
 from __future__ import annotations
 
+import gc
 import json
 import logging
 import time
@@ -40,7 +39,7 @@ from perron.algorithms import PushPull
 from perron.distributed import DistributedNode
 from perron.elastic import START, Change, Membership
 from perron.errors import NetworkError, PerronError
-from perron.flat import Flat
+from perron.flat import Flat, replaced
 from perron.network import Network
 from perron.peers import TIMEOUT, Group, Peers
 from perron.wiring import Wiring, network, rewired
@@ -106,10 +105,9 @@ class Decentralized(torch.optim.Optimizer):
             params.parameters() if isinstance(params, nn.Module) else params, {"lr": lr, "weight_decay": weight_decay}
         )
         for one in self.param_groups:
-            if not one["lr"] > 0 or not one["weight_decay"] >= 0:
-                raise PerronError(
-                    f"Decentralized needs lr > 0 and weight_decay >= 0; got {one['lr']} and {one['weight_decay']}."
-                )
+            rate, decay = one["lr"], one["weight_decay"]
+            if not rate > 0 or not decay >= 0:
+                raise PerronError(f"Decentralized needs lr > 0 and weight_decay >= 0; got {rate} and {decay}.")
         self.algorithm = PushPull() if algorithm is None else algorithm
         self.nonfinite, self.timeout = nonfinite, timeout
         self._graph = graph if isinstance(graph, str) or not isinstance(graph, Iterable) else tuple(graph)
@@ -131,7 +129,7 @@ class Decentralized(torch.optim.Optimizer):
                 raise PerronError(f"Elastic membership works on gloo, for CPU tensors; got {self._flat.device}.")
             self._membership.claim(timeout)
             with torch.no_grad():
-                self._recover(self._membership, "start", 0, f"node {self._membership.node} wants to join")
+                self._recover("start", NetworkError(f"node {self._membership.node} wants to join"))
         self._flat.attach()
 
     # ---- stepping
@@ -152,36 +150,39 @@ class Decentralized(torch.optim.Optimizer):
         """How many steps the algorithm has done; the same on all nodes whenever they exchange."""
         return self.node.step
 
+    @torch.no_grad()
     def reset(self) -> None:
         """Start the algorithm anew from the model's present parameters, as after loading weights into it; on every node."""
         self._settle()
-        with torch.no_grad():
-            self._start()
+        self._start()
 
+    @torch.no_grad()
     def take(self, x: Tensor) -> None:
         """Start the algorithm anew from the model ``x``, one flat vector; on every node."""
         if x.shape != self._flat.vector.shape:
             raise PerronError(f"The model has {self._flat.vector.numel()} parameters; got shape {tuple(x.shape)}.")
-        with torch.no_grad():
-            self._flat.vector.copy_(x)
+        self._flat.vector.copy_(x)
         self.reset()
 
     def close(self) -> None:
         """Wait for the messages that are under way. Call it at the end, after the same number of steps on every node."""
-        if self._membership is None:
-            self._settle()
-            return
-        try:
-            self._settle()
-        except NetworkError as error:
-            log.info("Nobody was waited for at the end: %s", error)
-        self._membership.finish()
+        self._settle()
+        if self._membership is not None:
+            self._membership.finish()
+            self._broken = self._broken or NetworkError(
+                "This elastic training was closed; start a new process for another."
+            )
 
     def _settle(self) -> None:
         """Wait for what is under way, and forget the step that had begun."""
         running, self._running, self._asked = self._running, None, 0
         if running is not None and self._broken is None:
-            self.node.drain()
+            try:
+                self.node.drain()
+            except NetworkError as error:  # with elastic membership the next step recovers
+                if self._membership is None:
+                    raise
+                log.info("Not waited for: %s", error)
 
     @contextmanager
     def join(self, steps: int) -> Iterator[None]:
@@ -208,16 +209,16 @@ class Decentralized(torch.optim.Optimizer):
             raise self._broken
         if self._averaging:
             raise PerronError("The model is the average of all nodes' now; leave averaged_model() before a step.")
+        before, inside = self.steps, self._asked > 0
         while True:
             try:
                 self._advance(grad)
                 break
             except NetworkError as error:
-                if self._membership is None:
-                    self._broken = error
-                    raise
-                other = self._recover(self._membership, "step", self.steps, error)
-                grad = torch.zeros_like(grad) if other else grad  # one of another model would only do harm
+                other = self._recover("step", error)
+                if self.steps > before:  # it was done, or others are further: a new gradient is due
+                    break
+                grad = torch.zeros_like(grad) if other or inside else grad  # one of another point would only do harm
         self._calls += 1
 
     def _advance(self, grad: Tensor) -> None:
@@ -238,8 +239,7 @@ class Decentralized(torch.optim.Optimizer):
     def _start(self) -> None:
         """The algorithm's first state, from the present model."""
         self.algorithm_state = self.algorithm.init(self._flat.vector.clone(), self.node)
-        self.last = torch.zeros_like(self._flat.vector)
-        self._asked = 0
+        self.last, self._asked = torch.zeros_like(self._flat.vector), 0
         self._begin()
 
     def _begin(self) -> None:
@@ -273,8 +273,10 @@ class Decentralized(torch.optim.Optimizer):
         Sources are the ranks of those who have a model to go on with; nobody at the start.
         """
         weights, seed, wire = (self._settings[name] for name in ("weights", "seed", "wire"))
-        wired = rewired(self._graph, peers.names, weights=weights, seed=seed) if sources else None
-        self.mixing = wired or network(self._graph, peers.size, weights=weights, seed=seed)
+        if sources or (self._membership is not None and peers.size != self._membership.size):
+            self.mixing = rewired(self._graph, peers.names, self.algorithm, weights=weights, seed=seed)
+        else:
+            self.mixing = network(self._graph, peers.size, weights=weights, seed=seed)
         self.algorithm.check(Network(self.mixing))
         options: dict[str, Any] = {"timeout": self.timeout, "seed": seed, "wire": WIRES[wire]}
         options |= {"dtype": self._flat.dtype, "device": self._flat.device}
@@ -283,7 +285,7 @@ class Decentralized(torch.optim.Optimizer):
         if sources:
             self._take_over_groups(sources, limit)
         try:
-            compare(self._facts(), peers, limit)
+            compare(self._facts(began=bool(sources)), peers, limit)
         except PerronError as error:
             if peers.rank in sources and len(sources) < peers.size:  # it is the newcomer that has to go
                 raise NetworkError(str(error)) from None
@@ -313,16 +315,25 @@ class Decentralized(torch.optim.Optimizer):
             if self.node.number not in sources:
                 tensor.copy_(theirs)
 
-    def _recover(self, membership: Membership, doing: str, step: int, why: object) -> bool:
-        """Meet those who are left, and newcomers; whether this process was given another model."""
-        began = time.monotonic()
+    def _recover(self, doing: str, why: NetworkError) -> bool:
+        """Meet those who are left, and newcomers; whether this process was given another model. An error if there is no way."""
+        if self._membership is None:
+            self._broken = why
+            raise why
+        try:
+            return self._met_anew(self._membership, doing, why)
+        except PerronError as error:
+            self._broken = NetworkError(str(error))
+            raise
+        finally:
+            gc.collect()  # what an abandoned epoch leaves behind is large, and holds connections open
+
+    def _met_anew(self, membership: Membership, doing: str, why: NetworkError) -> bool:
+        began, step = time.monotonic(), 0 if doing == "start" else self.steps
         while True:
             epoch = membership.enter(doing, step, why, fresh=self._empty)
-            me, self._met = epoch.members[epoch.rank], {(one.doing, one.step) for one in epoch.members}
-            sources = [rank for rank, one in enumerate(epoch.members) if not one.fresh]
-            furthest = max((epoch.members[rank].step for rank in sources or range(epoch.size)), default=0)
-            if not sources and furthest:  # all were away; better an old model than none
-                sources = [[one.step for one in epoch.members].index(furthest)]
+            me, self._met = epoch.members[epoch.rank], [(one.doing, one.step) for one in epoch.members]
+            sources, furthest = epoch.sources()
             if not self._empty:
                 self._flat.vector.copy_(self.algorithm_state.x)
             self._empty = self._empty or epoch.rank not in sources
@@ -332,11 +343,14 @@ class Decentralized(torch.optim.Optimizer):
             except NetworkError as error:
                 why = error
         if not sources:
+            if epoch.number:
+                log.warning(
+                    "Nobody has a model to go on with: training starts anew, from the last checkpoint if it is loaded."
+                )
             return False
-        self.joined = self.joined or (doing == "start" and furthest > 0)
-        lost = {node: how for node, how in epoch.lost.items() if how != "alive"}
+        self.joined = self.joined or (doing == "start" and (furthest > 0 or epoch.under_way))
         came = tuple(one.node for one in epoch.members if one.fresh)
-        self.changes.append(Change(self.steps, tuple(epoch.names), lost, came, time.monotonic() - began))
+        self.changes.append(Change(self.steps, tuple(epoch.names), epoch.lost, came, time.monotonic() - began))
         if epoch.rank == sources[0] or me.fresh:
             log.warning("%s", self.changes[-1])
         return epoch.rank not in sources
@@ -344,19 +358,18 @@ class Decentralized(torch.optim.Optimizer):
     def together(self, doing: str, action: Callable[[], None]) -> bool:
         """Something that all members do at once; whether it was done.
 
-        If members change meanwhile, it is done again by those who are left, provided that they all were about it. (Those who are
-        only starting will come to it, too, if it is done before the first step.)
+        If members change meanwhile, it is done again by those who are left, provided that they all were about it, or will come
+        to it: those who were a step behind, and before the first step those who are only starting.
         """
         while True:
             try:
                 action()
                 return True
             except NetworkError as error:
-                if self._membership is None:
-                    raise
-                starting, was = {("start", 0)} if self.steps == 0 else set(), (doing, self.steps)
-                self._recover(self._membership, doing, self.steps, error)
-                if self._met - starting != {was}:
+                at = self.steps
+                self._recover(doing, error)
+                coming = {("start", 0)} if at == 0 else {("step", step) for step in range(at)}
+                if not set(self._met) <= {(doing, at)} | coming:
                     return False
 
     # ---- evaluating
@@ -370,6 +383,8 @@ class Decentralized(torch.optim.Optimizer):
         """
         if self._averaging:
             raise PerronError("averaged_model() is entered already.")
+        if self._broken is not None:
+            raise self._broken
         values: dict[str, Tensor] = {}
 
         def average() -> None:
@@ -377,29 +392,22 @@ class Decentralized(torch.optim.Optimizer):
             what = f"Node {self.node.name} lost somebody in the average of step {self.steps}"
             values.update(united(self._buffers(), self.node.peers, what, self.timeout), vector=mean)
 
+        with torch.no_grad():
+            if not self.together("average", average):
+                log.warning("Node %d: members changed, so this is its own model, not the average.", self.node.name)
+                values["vector"] = self.algorithm_state.x
+        self._averaging = True
         try:
-            with torch.no_grad():
-                if not self.together("average", average):
-                    log.warning("Node %d: members changed, so this is its own model, not the average.", self.node.name)
-                tensors = self._buffers() | {"vector": self._flat.vector}
-                own = {name: tensor.clone() for name, tensor in tensors.items()}
-                self._averaging = True
-                for name, value in values.items():
-                    tensors[name].copy_(value)
-            yield
+            with replaced(self._buffers() | {"vector": self._flat.vector}, values):
+                yield
         finally:
-            with torch.no_grad():
-                if self._averaging:
-                    for name, tensor in tensors.items():
-                        tensor.copy_(own[name])
             self._averaging = False
             self._flat.remember()
 
     def _buffers(self) -> dict[str, Tensor]:
         """The model's buffers, by names that no parameter has."""
-        return (
-            {f"buffer {name}": buffer for name, buffer in self.model.named_buffers()} if self.model is not None else {}
-        )
+        named = self.model.named_buffers() if self.model is not None else ()
+        return {f"buffer {name}": buffer for name, buffer in named}
 
     # ---- saving
 
@@ -424,7 +432,7 @@ class Decentralized(torch.optim.Optimizer):
         for name, value in self._identity().items():
             if own[name] != value:
                 raise PerronError(
-                    f"The saved state has {name} {own[name]}, this optimizer {value}; they must be the same."
+                    f"The saved state has {name} {own[name]}, this optimizer {value}; they must be equal."
                 )
         names, saved = self.algorithm_state._fields, own["state"]
         shapes = {name: tuple(getattr(self.algorithm_state, name).shape) for name in names}
@@ -446,23 +454,17 @@ class Decentralized(torch.optim.Optimizer):
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Groups are given at construction: afterwards parameters are one vector."""
         if self._made:
-            raise PerronError(
-                "Parameter groups cannot be added to a Decentralized optimizer; make a new one with all of them."
-            )
+            raise PerronError("Parameter groups cannot be added to a Decentralized optimizer; make a new one.")
         super().add_param_group(param_group)
 
-    def _facts(self) -> dict[str, Any]:
-        """What all processes need to have in common."""
+    def _facts(self, *, began: bool) -> dict[str, Any]:
+        """What all processes need to have in common; once training has begun, schedules may be a step apart."""
         from perron import __version__
 
         return {
             "the version of perron": __version__,
             "the algorithm": described(self.algorithm),
             "the network": f"{self.mixing!r} {fingerprint(self.mixing)}",
-            **self._flat.facts(),
-            "the parameter groups": [
-                {"parameters": len(one["params"]), "lr": one["lr"], "weight_decay": one["weight_decay"]}
-                for one in self.param_groups
-            ],
+            **self._flat.facts(self.param_groups, began=began),
             "the settings": self._settings,
         }

@@ -138,7 +138,7 @@ def line(error: BaseException) -> str:
 
 def follow_launcher() -> None:
     """End with the launcher, where it can be arranged: a worker that nobody watches would train on for nobody."""
-    launcher = os.environ.get("PERRON_LAUNCHER")
+    launcher = os.environ.pop("PERRON_LAUNCHER", None)  # not for processes that this one starts
     if launcher is None or sys.platform != "linux":
         return
     ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG

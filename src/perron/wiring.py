@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from inspect import signature
 from typing import Any
 
 import numpy as np
 
 from perron import topologies
+from perron.algorithm import Algorithm
 from perron.errors import PerronError
 from perron.graph import Graph
 from perron.mixing import RULES, Mixing
+from perron.network import Network
 
 Wiring = str | Graph | Iterable[Graph] | Mixing | Callable[[int], Any]
 
-FALLBACK = "one_peer_exponential"
+FALLBACKS = ("one_peer_exponential", "complete")
 
 log = logging.getLogger("perron")
 
@@ -48,23 +51,38 @@ def network(graph: Wiring, nodes: int, *, weights: str = "uniform", seed: int = 
     return rule(built, **({"seed": seed} if "seed" in signature(rule).parameters else {}))
 
 
-def rewired(graph: Wiring, members: Sequence[int], *, weights: str = "uniform", seed: int = 0) -> Mixing:
+def rewired(
+    graph: Wiring,
+    members: Sequence[int],
+    algorithm: Algorithm | None = None,
+    *,
+    weights: str = "uniform",
+    seed: int = 0,
+) -> Mixing:
     """A network for those nodes that are there now.
 
     A topology's name or a function makes one of the new size. Of a fixed `Graph` or `Mixing`, what went through lost nodes goes
-    directly: see `among`. Where neither can be done (a hypercube of five nodes), the one-peer exponential graph stands in.
+    directly: see `among`. Where that cannot be done (a hypercube of five nodes), or the algorithm refuses it, the one-peer
+    exponential graph stands in, or else the complete one.
     """
     if len(members) == 1:
         return Mixing(pull=np.ones((1, 1)), push=np.ones((1, 1)))
-    try:
+
+    def made() -> Mixing:
         if isinstance(graph, str) or (callable(graph) and not isinstance(graph, Graph | Mixing)):
             return network(graph, len(members), weights=weights, seed=seed)
         return among(network(graph, 0, weights=weights, seed=seed), members)
-    except (PerronError, np.linalg.LinAlgError) as error:
-        log.warning(
-            "The network cannot be rebuilt for %d nodes, %s is used instead (%s)", len(members), FALLBACK, error
-        )
-        return network(FALLBACK, len(members))
+
+    makers: list[Callable[[], Mixing]] = [made, *(partial(network, name, len(members)) for name in FALLBACKS)]
+    for make in makers:
+        try:
+            found = make()
+            if algorithm is not None:
+                algorithm.check(Network(found))
+            return found
+        except (PerronError, np.linalg.LinAlgError) as error:
+            log.warning("The network cannot be rebuilt for %d nodes, another is used instead: %s", len(members), error)
+    raise PerronError(f"No network for the {len(members)} nodes that are left suits the algorithm.")
 
 
 def among(mixing: Mixing, kept: Sequence[int]) -> Mixing:
