@@ -11,7 +11,7 @@ import pytest
 import same_curve
 from test_distributed import launched
 
-EXAMPLE = Path(__file__).parents[1] / "examples" / "train_mnist.py"
+EXAMPLES = Path(__file__).parents[1] / "examples"
 
 
 @pytest.fixture(scope="module")
@@ -40,7 +40,7 @@ def test_the_example_prints_the_same_figures_simulated():
     environment = os.environ | {"PERRON_DATA": "", "OMP_NUM_THREADS": "1"}
     torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "3"]
     said = []
-    for command in ([*torchrun, EXAMPLE], [EXAMPLE, "--simulate", "3"]):
+    for command in ([*torchrun, EXAMPLES / "train_mnist.py"], [EXAMPLES / "simulate_mnist.py", "--nodes", "3"]):
         arguments = [sys.executable, *map(str, command), "--steps", "60"]
         done = subprocess.run(arguments, capture_output=True, text=True, check=False, env=environment)
         assert done.returncode == 0, done.stderr
