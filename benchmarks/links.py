@@ -273,7 +273,8 @@ def _overhead_text(figures: dict[str, Any]) -> str:
         "share two cores and their memory, which large models feel most; the milliseconds of processor time show it.",
         f"What a step takes beyond the local work, in all-reduce's, on four nodes: {given['1e3']:.2f} for the small model "
         f"and {given['1.86e6']:.2f} for the large one with the gradient for free; {over('1e3'):.2f} and {over('1.86e6'):.2f} "
-        "with backpropagation (a small difference of large times, which has come out between 1.2 and 2.1 for the large model). "
+        "with backpropagation (a small difference of large times: for the large model an earlier run, with one pass more over "
+        "memory, had 2.1). "
         f"We had set ourselves 0.35 ({_met(over('1e3'), 0.35)}) and 1.3 ({_met(over('1.86e6'), 1.3)} with backpropagation, "
         f"{_met(given['1.86e6'], 1.3)} with the gradient for free). The bare messages of a ring take "
         f"{bare['bare exchange, ring']['to bare']:.2f} of a bare all-reduce; the rest is that two vectors are mixed and three "
