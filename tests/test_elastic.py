@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -304,3 +305,18 @@ def test_rings_close_over_the_lost():
     left = rewired(topologies.ring(6), [0, 1, 4])
     assert sorted(left.pull_graph.edges.tolist()) == [[0, 1], [1, 2], [2, 0]]
     assert torch.tensor(np.asarray(left.push.sum(0))).tolist() == pytest.approx([1, 1, 1])
+
+
+def test_two_launchers_share_a_training(tmp_path):
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        address = f"127.0.0.1:{free.getsockname()[1]}"
+    launch = [sys.executable, "-m", "perron", "launch", "--elastic", "-n", "2", "--size", "4", "--store", address]
+    script = [str(HERE / "surviving.py"), str(tmp_path), json.dumps({"faults": {"3": ["kill", 40]}, "steps": 300})]
+    both = [
+        subprocess.Popen([*launch, "--first", first, *script], stderr=subprocess.PIPE, text=True)
+        for first in ("0", "2")
+    ]
+    for process in both:
+        code, said = ended(process)
+        assert code == 0, said
+    check(results(tmp_path), [0, 1, 2])

@@ -6,8 +6,8 @@ for epoch k + 1, and one decision, made once in the store, says who its members 
 
 - A registered member of epoch k goes on with its model; anybody else is *fresh* and is given one. So a process that was
   stopped and wakes up later, or was restarted, comes back with the others' model and not with its old one.
-- Members of epoch k that are alive are waited for. Those that are not are left behind if more than half of epoch k's
-  members that had not finished are there (a part that was cut off cannot train on its own).
+- Members of epoch k that are alive are waited for. Those that are not are left behind if more than half of epoch k's members
+  are there or have finished (a part that was cut off cannot train on its own).
 
 gloo can neither wake nor poll a wait, so a thread of the epoch does the waiting; when the epoch ends, the process leaves that
 thread behind with its context. Heartbeats, registrations and decisions go through a store that the launcher hosts, as JSON.
@@ -16,6 +16,8 @@ thread behind with its context. Heartbeats, registrations and decisions go throu
     e3/seats      who has registered for epoch 3, a line each
     e3/members    the decision
     e3/end        why it ended
+    latest        a number of an epoch that was decided; later ones may have been since
+    dead/4        how node 4 ended, if the launcher does not start it again
 """
 
 from __future__ import annotations
@@ -264,8 +266,6 @@ class Membership:
                 fresh = fresh or self.name not in {member.name for member in members}
                 decided = self._decide(last, members, Member(self.node, self.name, fresh, doing, step))
             except (RuntimeError, dist.DistError) as error:
-                if isinstance(error, NetworkError):
-                    raise
                 raise NetworkError(f"Node {self.node} cannot reach the launcher's store: {line(error)}.") from None
             mine = [member for member in decided if member.name == self.name]
             if not mine:
