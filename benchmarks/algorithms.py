@@ -20,7 +20,7 @@ from rich.progress import track
 
 from perron import ALGORITHMS, Mixing, Network, Simulation, plots, simulate, topologies
 from perron.algorithm import Algorithm
-from perron.files import write_bytes
+from perron.atomic import write_bytes
 from perron.graph import Graph
 from perron.problems import Quadratic
 

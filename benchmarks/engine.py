@@ -37,7 +37,7 @@ from rich.table import Table
 from torch import Tensor, nn
 
 from perron import Mixing, PushPull
-from perron.files import write_bytes
+from perron.atomic import write_bytes
 from perron.optim import Decentralized
 from perron.peers import Group, Parcel
 

@@ -2,7 +2,7 @@
 
 import re
 import warnings
-from dataclasses import replace
+from dataclasses import fields, replace
 
 import numpy as np
 import pytest
@@ -234,9 +234,8 @@ def test_reaches_the_optimum_with_its_default_step(name, graph):
     if graph == "dring10":
         algorithm = {"dextra": DEXTRA(theta=0.02), "row_extra": RowExtra(theta=0.02)}.get(name, algorithm)
         if name in ("abm", "abn", "app", "frozen", "d_dngt"):
-            algorithm = replace(
-                algorithm, **{f: min(getattr(algorithm, f), 0.1) for f in algorithm.__dataclass_fields__}
-            )
+            less = {f.name: min(getattr(algorithm, f.name), 0.1) for f in fields(algorithm)}
+            algorithm = replace(algorithm, **less)
     n = GRAPHS[graph].nodes
     problem = Quadratic.random(n, 5, seed=1)
     mixing = network_for(algorithm, GRAPHS[graph])

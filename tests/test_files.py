@@ -22,7 +22,8 @@ from perron import (
     write_matrix,
     write_mixing,
 )  # fmt: skip
-from perron.files import SUFFIXES, write_bytes
+from perron.atomic import write_bytes
+from perron.files import SUFFIXES
 
 LABELS = st.text(st.characters(exclude_categories=["C", "Z"]), min_size=1, max_size=6)
 

@@ -22,10 +22,11 @@ from perron import (
     simulate,
     topologies,
 )  # fmt: skip
+from perron.history import recorded
 from perron.keyed import Keyed
 from perron.node import Counting, Lossy, Quantized
 from perron.problems import LocalLoss, Quadratic
-from perron.simulation import SimulatedNode, recorded
+from perron.simulation import SimulatedNode
 
 MIXING = Mixing.random_integer(topologies.exponential(8), seed=1)
 PROBLEM = Quadratic.random(8, 3, noise_std=0.5, seed=1)

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from perron.algorithm import Algorithm
 from perron.errors import PerronError
+from perron.flat import averaged
 from perron.mixing import Mixing
 from perron.peers import TIMEOUT, Peers
 
@@ -72,22 +73,6 @@ def fingerprint(mixing: Mixing) -> str:
     return digest.hexdigest()[:12]
 
 
-def averaged(buffers: dict[str, list[Tensor]]) -> dict[str, Tensor]:
-    """Floating-point buffers of several models averaged; a variance as that of the union of equal shares of data.
-
-    var = mean(var_i) + mean((mean_i - mean)^2), in float64: the difference of E[x^2] and mean^2 would cancel.
-    """
-    found = {}
-    for name, values in buffers.items():
-        stacked = torch.stack([value.double() for value in values])
-        mean = name.removesuffix("running_var") + "running_mean"
-        spread = torch.zeros(())
-        if name.endswith("running_var") and mean in buffers:
-            spread = torch.stack([value.double() for value in buffers[mean]]).var(0, correction=0)
-        found[name] = (stacked.mean(0) + spread).to(values[0].dtype)
-    return found
-
-
 def taken(tensor: Tensor, root: int, peers: Peers, what: str, timeout: float = TIMEOUT) -> Tensor:
     """A peer's tensor of the same shape and type; as bytes, since not every type can travel."""
     raw = tensor.contiguous().reshape(-1).view(torch.uint8).clone()
@@ -105,4 +90,4 @@ def united(buffers: dict[str, Tensor], peers: Peers, what: str, timeout: float =
             peers.finish([(peers.all_gather(everybody[name], buffer.contiguous()), what)], timeout)
         else:
             found[name] = taken(buffer, 0, peers, what, timeout)
-    return found | averaged(everybody)
+    return found | averaged({name: torch.stack(values) for name, values in everybody.items()})

@@ -10,7 +10,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -58,7 +58,13 @@ class Algorithm(ABC):
     """Base of all algorithms; subclasses are frozen dataclasses and are not subclassed themselves.
 
     The state is a NamedTuple of tensors, never changed in place. Its field ``x`` is the model that a node would use.
+
+    Attributes:
+        coordinatewise: whether a step treats every coordinate of the model alike and on its own, given the gradient. Then large
+            models are stepped stripe by stripe (`perron.stripes`), which is faster. Not if it takes norms or projects.
     """
+
+    coordinatewise: ClassVar[bool] = False
 
     @property
     @abstractmethod

@@ -25,10 +25,11 @@ from safetensors.torch import load as tensors_from
 from safetensors.torch import save as bytes_of
 from torch import Tensor
 
-from perron.agreement import averaged, gathered
+from perron.agreement import gathered
+from perron.atomic import write_bytes
 from perron.elastic import START
 from perron.errors import FileError
-from perron.files import write_bytes
+from perron.flat import averaged
 from perron.optim import Decentralized
 
 FORMAT = 1
@@ -159,7 +160,7 @@ def _adopt(folder: Path, moment: Moment, optimizer: Decentralized, remark: str) 
     for part in parts:
         for name, value in part.items():
             together[name].append(value)
-    floats = {name: values for name, values in together.items() if values[0].is_floating_point()}
+    floats = {name: torch.stack(values) for name, values in together.items() if values[0].is_floating_point()}
     _set_buffers(optimizer, parts[0] | averaged(floats))
     said = (
         f"The checkpoint of step {moment.step} was saved by {saved} nodes, now there are {optimizer.node.nodes}: all start from "

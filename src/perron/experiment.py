@@ -4,6 +4,7 @@ A study's directory holds
 
     runs/KEY.parquet   the table of one finished run, KEY a hash of all that decides its numbers (and of perron's own code)
     runs/KEY.json      its parameters, its duration, and warnings
+    runs/KEY.partial   a run under way, saved once a minute; the next time it goes on from there, bit for bit
     results.parquet    all runs: a row for each run, recorded step and trial; each parameter a column
     manifest.json      version, commit, seeds, machine, duration, and how each run ended
 
@@ -23,21 +24,24 @@ import subprocess
 import sys
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import wait
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import lru_cache
+from math import isnan, nan
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from filelock import FileLock, Timeout
 from threadpoolctl import threadpool_limits
 
+from perron.atomic import write_bytes
 from perron.errors import FileError, PerronError
-from perron.files import write_bytes
-from perron.study import Run, Study
+from perron.progress import spoken
+from perron.run import Run
+from perron.study import Study
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -45,6 +49,10 @@ if TYPE_CHECKING:
 # What only looks at results does not decide them.
 LOOKERS = {"cli.py", "study_cli.py", "plots.py", "speedup.py", "conclusions"}
 POLL = 0.25  # seconds between looks at the progress
+TURN = 3.0  # seconds for which one run is in the news
+TOLD = ("loss_mean", "grad_norm_sq", "test_accuracy")  # of a run under way, besides its step
+FACTS = 3 + len(TOLD)
+PARTIAL = ".partial"
 _shared: Any = None  # in a worker: how far each run is
 _parent = 0
 
@@ -74,6 +82,7 @@ def run_study(
     workers: int | None = None,
     progress: Callable[[float], None] | None = None,
     began: Callable[[int, int], None] | None = None,
+    news: Callable[[str], None] | None = None,
 ) -> Outcome:
     """Do all runs that have no results yet, and write the table.
 
@@ -82,20 +91,22 @@ def run_study(
         workers: processes; by default as many as this process may use cores.
         progress: called now and then with the share of the work that is done.
         began: called once with the number of runs and of those that are done already.
+        news: called now and then with a line about a run that is under way: its step, and what was measured last.
 
     A run that is killed, hangs or raises an error is named in ``Outcome.failed`` and harms no other. Ctrl-C stops; finished
-    runs stay.
+    runs stay, and those under way are kept as of a minute ago at most.
     """
     folder = Path(folder)
     started, clock = datetime.now(UTC), time.monotonic()
     with _alone(folder):
+        _clear(folder)
         todo = [run for run in study.runs if _read(folder, run) is None]
         if began:
             began(len(study.runs), len(study.runs) - len(todo))
         outcome = Outcome(study, folder, table=None, seconds=0.0, reused=len(study.runs) - len(todo))
         try:
             if todo:
-                outcome.failed = _run_all(study, todo, folder, workers or cores(), progress)
+                outcome.failed = _run_all(study, todo, folder, workers or cores(), progress, news)
         finally:  # whatever happens, what is finished is collected
             outcome.seconds, outcome.table = time.monotonic() - clock, _collected(study, folder)
             told = _told(study, folder)
@@ -127,8 +138,10 @@ def read_study(folder: str | Path) -> Outcome:
         raise FileError(f"{folder} holds no results of a study ({why}); perron study run makes them.") from None
 
 
-def do(run: Run, tell: Callable[[float], None] | None = None) -> tuple[pd.DataFrame, list[str]]:
-    """One run: its table, and the warnings it gave."""
+def do(
+    run: Run, tell: Callable[[int, int, Mapping[str, float]], None] | None = None, kept: Path | None = None
+) -> tuple[pd.DataFrame, list[str]]:
+    """One run: its table, and the warnings it gave. It is kept in a file, if given, and goes on from it."""
     import torch
 
     from perron.network import Network
@@ -149,7 +162,10 @@ def do(run: Run, tell: Callable[[float], None] | None = None) -> tuple[pd.DataFr
             metrics=run.metrics,
             trials=run.trials,
             seed=run.seed,
-            progress=(lambda step: tell(step / max(steps, 1))) if tell else False,
+            dtype=getattr(torch, run.precision) if run.precision else None,
+            device=run.device,
+            progress=(lambda step, values: tell(step, steps, values)) if tell else False,
+            checkpoint=kept,
         )
     if history.interrupted:
         raise KeyboardInterrupt  # half a run is none
@@ -185,13 +201,18 @@ def _predicted(problem: Any, step: float) -> float:
 
 
 def _run_all(
-    study: Study, todo: list[Run], folder: Path, workers: int, progress: Callable[[float], None] | None
+    study: Study,
+    todo: list[Run],
+    folder: Path,
+    workers: int,
+    progress: Callable[[float], None] | None,
+    news: Callable[[str], None] | None,
 ) -> dict[str, str]:
     """Do the runs in a pool of processes; what went wrong, by run."""
     from pebble import ProcessPool
 
     context = multiprocessing.get_context("spawn")
-    shared = context.RawArray("d", len(todo))  # without a lock, which a killed worker would keep
+    shared = context.RawArray("d", FACTS * len(todo))  # without a lock, which a killed worker would keep
     work = [cost(run) for run in todo]
     order = sorted(range(len(todo)), key=lambda i: -work[i])  # long ones first: the cores finish together
     places = {run.key: i for i, run in enumerate(todo)}
@@ -212,14 +233,25 @@ def _run_all(
                 run = futures[future]
                 if said := _ended(future, study.timeout):
                     failed[run.key] = f"{run}: {said}"
-                shared[places[run.key]] = 1.0
+                shared[FACTS * places[run.key]] = 1.0
+            shares = shared[::FACTS]
             if progress:
-                progress(sum(weight * share for weight, share in zip(work, shared, strict=True)) / sum(work))
+                progress(sum(weight * share for weight, share in zip(work, shares, strict=True)) / sum(work))
+            if news and (under_way := [i for i, share in enumerate(shares) if 0 < share < 1]):
+                turn = under_way[int(time.monotonic() / TURN) % len(under_way)]
+                news(_news(todo[turn], shared[FACTS * turn : FACTS * (turn + 1)]))
         pool.close()  # type: ignore[no-untyped-call]
     finally:
         pool.stop()  # type: ignore[no-untyped-call]
         pool.join()
     return {run.key: failed[run.key] for run in todo if run.key in failed}
+
+
+def _news(run: Run, facts: list[float]) -> str:
+    _, step, steps, *values = facts
+    measured = {name: value for name, value in zip(TOLD, values, strict=True) if not isnan(value)}
+    said = f"{run}: step {step:.0f} of {steps:.0f}"
+    return f"{said}, {spoken(measured)}" if measured else said
 
 
 @contextmanager
@@ -271,16 +303,18 @@ def _begin(shared: Any, parent: int) -> None:
 def _work(run: Run, place: int, target: Path) -> None:
     """A run in a worker; its files are the target with a suffix."""
 
-    def tell(share: float) -> None:
+    def tell(step: int, steps: int, values: Mapping[str, float]) -> None:
         if os.getppid() != _parent:  # the study was killed: don't go on as an orphan
             sys.exit(1)
-        _shared[place] = share
+        facts = [step / max(steps, 1), step, steps, *(values.get(name, nan) for name in TOLD)]
+        _shared[FACTS * place : FACTS * (place + 1)] = facts
 
-    started = time.perf_counter()
-    table, warned = do(run, tell)
+    started, kept = time.perf_counter(), target.with_suffix(PARTIAL)
+    table, warned = do(run, tell, kept)
     told = {"run": run.model_dump(mode="json"), "seconds": round(time.perf_counter() - started, 3), "warnings": warned}
     _write_json(target.with_suffix(".json"), told)
     write_bytes(target.with_suffix(".parquet"), table.to_parquet(index=False))  # last: now it is finished
+    kept.unlink(missing_ok=True)
 
 
 # ---- files
@@ -303,6 +337,13 @@ def _alone(folder: Path) -> Iterator[None]:
         yield
     finally:
         lock.release()
+
+
+def _clear(folder: Path) -> None:
+    """Remove what other code was in the middle of: it can be gigabytes, and nobody will go on with it."""
+    for path in (folder / "runs").glob(f"*{PARTIAL}*"):
+        if not path.name.partition(".")[0].endswith(code()):
+            path.unlink(missing_ok=True)
 
 
 def _name(run: Run) -> str:

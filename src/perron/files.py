@@ -13,11 +13,9 @@ Nothing is ever unpickled.
 
 from __future__ import annotations
 
-import contextlib
 import csv
 import io
 import json
-import os
 import re
 import zipfile
 from collections import Counter
@@ -29,6 +27,7 @@ from xml.etree.ElementTree import ParseError, fromstring
 import numpy as np
 from scipy.sparse import csr_array
 
+from perron.atomic import write_bytes
 from perron.errors import FileError, GraphError, MixingError
 from perron.graph import FloatArray, Graph, check_nodes
 from perron.mixing import Mixing
@@ -114,28 +113,6 @@ def write_mixing(mixing: Mixing, path: str | Path) -> Path:
 def holds_mixing(path: str | Path) -> bool:
     """Whether a file is one that `write_mixing` wrote."""
     return Path(path).suffix.lower() == ".npz" and "perron_mixing" in _read_npz(Path(path))
-
-
-def write_bytes(path: str | Path, content: bytes) -> Path:
-    """Write a file so that at every moment, whatever happens, the old or the new content is there in full."""
-    path = Path(path)
-    part = path.with_name(f"{path.name}.{os.getpid()}.part")  # one for each process that may be writing it
-    try:
-        with part.open("wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        part.replace(path)
-    except OSError as error:
-        with contextlib.suppress(OSError):
-            part.unlink()
-        raise FileError(f"Cannot write {path} ({len(content):,} bytes): {error.strerror or error}.") from None
-    directory = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(directory)
-    finally:
-        os.close(directory)
-    return path
 
 
 # ---- by suffix

@@ -137,6 +137,28 @@ def replaced(tensors: dict[str, Tensor], values: dict[str, Tensor]) -> Iterator[
                 tensors[name].copy_(value)
 
 
+def averaged(buffers: dict[str, Tensor], weights: Tensor | None = None) -> dict[str, Tensor]:
+    """Floating-point buffers of several models, each stacked ``(models, ...)``, averaged; with equal weights unless given.
+
+    A variance becomes that of the union of the models' data, var = mean(var_i) + mean((mean_i - mean)^2), in float64: the
+    difference of E[x^2] and mean^2 would cancel.
+    """
+    found = {}
+    for name, stacked in buffers.items():
+        share = torch.full((len(stacked),), 1 / len(stacked)) if weights is None else weights
+        share = share.to(stacked.device, torch.float64)
+
+        def mean(values: Tensor, share: Tensor = share) -> Tensor:
+            return torch.tensordot(share, values.double(), 1)
+
+        found[name] = mean(stacked)
+        partner = buffers.get(name.removesuffix("running_var") + "running_mean")
+        if name.endswith("running_var") and partner is not None:
+            found[name] += mean((partner.double() - mean(partner)).square())
+        found[name] = found[name].to(stacked.dtype)
+    return found
+
+
 def _walk(module: nn.Module) -> list[nn.Parameter]:
     """As `module.parameters()`, which takes longer than a small model's whole step; one that is shared comes twice."""
     found = [param for param in module._parameters.values() if param is not None]

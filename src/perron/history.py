@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from perron.errors import PerronError
 from perron.graph import FloatArray, IntArray
+from perron.metrics import Metric, Snapshot, chosen
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -73,3 +76,60 @@ class History:
         line = (self.steps, self.mean(metric), np.nan_to_num(self.standard_error(metric)))
         figure = curves({str(self.about.get("algorithm", metric)): line}, metric)
         return figure if path is None else save(figure, path)
+
+
+class Recorder:
+    """Measures a run at certain steps. What it has so far can be saved and taken up again."""
+
+    def __init__(self, metrics: Sequence[str | Metric], due: set[int]) -> None:
+        self.metrics, self.due = chosen(metrics), due
+        self.watchers: dict[str, Any] = {
+            name: metric for name, metric in self.metrics.items() if getattr(metric, "every_step", False)
+        }
+        self.steps: list[int] = []
+        self.rows: dict[str, list[FloatArray]] = {name: [] for name in self.metrics}
+
+    def observe(self, now: Snapshot) -> dict[str, float] | None:
+        """Look at a step; the means over trials of what was measured, if it was due."""
+        for watcher in self.watchers.values():
+            watcher.observe(now)
+        if now.step not in self.due:
+            return None
+        found = {name: metric(now).cpu().double().numpy() for name, metric in self.metrics.items()}
+        for name, value in found.items():
+            self.rows[name].append(value)
+        self.steps.append(now.step)
+        return {name: float(value.mean()) for name, value in found.items()}
+
+    def history(self, trials: Sequence[int], about: Mapping[str, Any], *, interrupted: bool) -> History:
+        """All that was measured."""
+        many = len(self.steps)
+        values = {name: np.array(value[:many]).reshape(many, -1) for name, value in self.rows.items()}
+        return History(np.array(self.steps, dtype=np.int64), values, np.array(trials), about, interrupted)
+
+    def saved(self) -> dict[str, Tensor]:
+        """As tensors."""
+        tensors = {f"row.{name}": torch.from_numpy(np.stack(rows)) for name, rows in self.rows.items() if rows}
+        for name, watcher in self.watchers.items():
+            tensors |= {
+                f"watcher.{name}.{key}": value for key, value in vars(watcher).items() if torch.is_tensor(value)
+            }
+        return tensors | {"steps": torch.tensor(self.steps)}
+
+    def restore(self, tensors: Mapping[str, Tensor]) -> None:
+        """Go on from what was saved."""
+        self.steps = tensors["steps"].tolist()
+        for name in self.rows:
+            self.rows[name] = list(tensors[f"row.{name}"].numpy()) if f"row.{name}" in tensors else []
+        for name, watcher in self.watchers.items():
+            for key in [key for key, value in vars(watcher).items() if torch.is_tensor(value)]:
+                setattr(watcher, key, tensors[f"watcher.{name}.{key}"])
+
+
+def recorded(steps: int, every: int | Literal["log"] | None) -> set[int]:
+    """The steps at which to measure."""
+    if every == "log":
+        return {0, steps, *np.unique(np.geomspace(1, max(steps, 1), 200).round().astype(int)).tolist()}
+    if every is not None and (not isinstance(every, int) or every < 1):
+        raise PerronError(f"every is a whole number of steps, or 'log'; got {every!r}.")
+    return {steps, *range(0, steps + 1, every or max(1, steps // 200))}

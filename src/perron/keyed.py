@@ -84,6 +84,15 @@ class Keyed:
         if nodes is None:
             self._keys = self._keys[..., 0]
         self._ahead: dict[tuple[str, int], tuple[int, Tensor]] = {}
+        self._others: dict[int, Keyed] = {}
+
+    def stream(self, number: int) -> Keyed:
+        """Other numbers of the same trials and nodes, for another purpose; the same object each time."""
+        if number not in self._others:
+            other = Keyed.__new__(Keyed)
+            other._keys, other._ahead, other._others = _mix(_mix(self._keys ^ SECOND) + number), {}, {}
+            self._others[number] = other
+        return self._others[number]
 
     def uniform(self, draw: int, size: int = 1) -> Tensor:
         """Numbers uniform in (0, 1), float64."""

@@ -7,7 +7,7 @@ their own. Everything that is squared says so in its name.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -18,12 +18,15 @@ from perron.network import Network
 from perron.node import Counting
 from perron.problem import Problem
 
+T = TypeVar("T")
+
 
 class Snapshot(NamedTuple):
     """All that is known after a step.
 
     ``previous`` is the state before it and ``grads`` the gradients that it used, ``(trials, n, d)`` each; None and empty
-    after step 0, which is the start.
+    after step 0, which is the start. Where the state is kept in place (`perron.stripes`) there is no previous one.
+    ``notes`` are what metrics share, see `once`.
     """
 
     step: int
@@ -35,6 +38,16 @@ class Snapshot(NamedTuple):
     problem: Problem
     algorithm: Algorithm
     network: Network
+    notes: dict[str, Any] | None = None
+
+    def once(self, name: str, make: Callable[[], T]) -> T:
+        """What several metrics need and one of them makes."""
+        if self.notes is None:
+            return make()
+        if name not in self.notes:
+            self.notes[name] = make()
+        found: T = self.notes[name]
+        return found
 
     @property
     def average(self) -> Tensor:
@@ -43,6 +56,7 @@ class Snapshot(NamedTuple):
 
 
 Metric = Callable[[Snapshot], Tensor]
+LARGE = 2**22  # numbers: a state of more is looked at node by node, since a copy of it would cost memory
 BLOCKS = "residual_block_sq_"  # and the length of the block
 
 
@@ -66,6 +80,94 @@ def loss(now: Snapshot) -> Tensor:
     return now.problem.loss(now.average)
 
 
+def loss_mean(now: Snapshot) -> Tensor:
+    """f(x-bar), the loss of the averaged model."""
+    return now.problem.loss(now.state.x.mean(-2))
+
+
+def test_loss(now: Snapshot) -> Tensor:
+    """The averaged model's loss on the test set."""
+    return _tested_mean(now)[0]
+
+
+def test_accuracy(now: Snapshot) -> Tensor:
+    """The share of the test set that the averaged model gets right."""
+    return _tested_mean(now)[1]
+
+
+def test_loss_weighted(now: Snapshot) -> Tensor:
+    """The loss on the test set of x-hat, which is pi_A^T x for Push-Pull."""
+    return _tested_weighted(now)[0]
+
+
+def test_accuracy_weighted(now: Snapshot) -> Tensor:
+    """The share of the test set that x-hat gets right."""
+    return _tested_weighted(now)[1]
+
+
+def test_loss_local(now: Snapshot) -> Tensor:
+    """The nodes' own models' loss on the test set, its mean over the nodes."""
+    return _tested_nodes(now)[0].mean(-1)
+
+
+def test_accuracy_local(now: Snapshot) -> Tensor:
+    """The share of the test set that the nodes' own models get right, its mean over the nodes."""
+    return _tested_nodes(now)[1].mean(-1)
+
+
+def test_loss_worst(now: Snapshot) -> Tensor:
+    """The loss on the test set of the node whose own model is worst."""
+    return _tested_nodes(now)[0].amax(-1)
+
+
+def test_accuracy_worst(now: Snapshot) -> Tensor:
+    """The share of the test set that the node whose own model is worst gets right."""
+    return _tested_nodes(now)[1].amin(-1)
+
+
+def grad_norm_batch(now: Snapshot) -> Tensor:
+    """|mean_i g_i| / sqrt(d) of the last minibatch gradients, the paper's measure for networks; nan at the start.
+
+    Beware: most of it is the noise of the minibatches themselves, sigma / sqrt(n) (d apart): it falls with n whatever the
+    algorithm does.
+    """
+    x = now.state.x
+    if not now.grads:
+        return torch.full(x.shape[:-2], torch.nan)
+    return (_sq(now.grads[-1].mean(-2)) / x.shape[-1]).sqrt()
+
+
+class BatchLoss:
+    """The mean loss of the nodes' minibatches, each at its node's own point, since it was recorded last; nan at the start.
+
+    It costs nothing, but it is a mean over many steps, on augmented images and in training mode. See `loss_mean`.
+    """
+
+    every_step = True
+    __name__ = "batch_loss"
+
+    def __init__(self) -> None:
+        self._sum, self._count = torch.empty(0), torch.zeros(())
+
+    def observe(self, now: Snapshot) -> None:
+        """Add the losses of a step."""
+        if not now.step:
+            return
+        if now.problem.batch_losses is None:
+            raise PerronError(
+                f"{type(now.problem).__name__} does not tell the losses of its minibatches; measure loss."
+            )
+        mean = now.problem.batch_losses.mean(-1).double().cpu()
+        self._sum = mean if not self._count else self._sum + mean
+        self._count = self._count + 1
+
+    def __call__(self, now: Snapshot) -> Tensor:
+        """The mean since the last call."""
+        mean = self._sum / self._count if self._count else torch.full(now.state.x.shape[:-2], torch.nan)
+        self._sum, self._count = torch.empty(0), torch.zeros(())
+        return mean
+
+
 def distance_sq(now: Snapshot) -> Tensor:
     """|x-hat - x*|^2."""
     return _sq(now.average - _optimum(now))
@@ -83,7 +185,10 @@ def distance_max(now: Snapshot) -> Tensor:
 
 def consensus_error_sq(now: Snapshot) -> Tensor:
     """mean_i |x_i - x-hat|^2."""
-    return _sq(now.state.x - now.average.unsqueeze(-2)).mean(-1)
+    x, center = now.state.x, now.average
+    if x.numel() <= LARGE:
+        return _sq(x - center.unsqueeze(-2)).mean(-1)
+    return torch.stack([_sq(one - center) for one in x.unbind(-2)]).mean(0)
 
 
 def tracking_error_sq(now: Snapshot) -> Tensor:
@@ -106,6 +211,8 @@ def tracking_error_sq(now: Snapshot) -> Tensor:
 
 def residual(now: Snapshot) -> Tensor:
     """eps in x-hat+ = x-hat - factor lr g-bar + eps, ``(trials, d)``: what sets a method apart from centralized SGD."""
+    if now.previous is None and now.step:
+        raise PerronError(f"Residuals are not measured of {type(now.problem).__name__}, whose state is kept in place.")
     if now.previous is None:
         return torch.zeros_like(now.average)
     before = now.algorithm.average(now.previous, now.network)
@@ -136,7 +243,7 @@ class ResidualBlocks:
 
     def observe(self, now: Snapshot) -> None:
         """Add the residual of a step."""
-        if now.previous is None:
+        if not now.step:
             self._sum = torch.zeros_like(now.average)
             self._last = torch.full(self._sum.shape[:-1], torch.nan, dtype=self._sum.dtype)
             return
@@ -162,8 +269,10 @@ def bytes_sent(now: Snapshot) -> Tensor:
 METRICS: dict[str, Metric] = {
     metric.__name__: metric
     for metric in (
-        grad_norm_sq, grad_norm_sq_mean, grad_norm_sq_local, loss, distance_sq, distance_sq_local, distance_max,
-        consensus_error_sq, tracking_error_sq, residual_sq, messages, bytes_sent,
+        grad_norm_sq, grad_norm_sq_mean, grad_norm_sq_local, loss, loss_mean, distance_sq, distance_sq_local, distance_max,
+        consensus_error_sq, tracking_error_sq, residual_sq, messages, bytes_sent, test_loss, test_accuracy,
+        test_loss_weighted, test_accuracy_weighted, test_loss_local, test_accuracy_local, test_loss_worst,
+        test_accuracy_worst, grad_norm_batch,
     )
 }  # fmt: skip
 
@@ -183,11 +292,36 @@ def _named(name: str) -> Metric:
     block = name.removeprefix(BLOCKS)
     if block != name and block.isdecimal():
         return ResidualBlocks(int(block))
+    if name == BatchLoss.__name__:
+        return BatchLoss()
     if name not in METRICS:
         raise PerronError(
-            f"There is no metric {name!r}; there are: {', '.join(METRICS)}, {BLOCKS}M (for blocks of M steps)."
+            f"There is no metric {name!r}; there are: {', '.join(METRICS)}, batch_loss, {BLOCKS}M (for blocks of M steps)."
         )
     return METRICS[name]
+
+
+def _tested_mean(now: Snapshot) -> tuple[Tensor, Tensor]:
+    n = now.network.nodes
+    return now.once("test of the mean", lambda: now.problem.scores(now.state.x.mean(-2), torch.full((n,), 1 / n)))
+
+
+def _tested_weighted(now: Snapshot) -> tuple[Tensor, Tensor]:
+    n, pulls = now.network.nodes, now.algorithm.about.matrices in ("A B", "A", "R C")
+    share = torch.as_tensor(now.network.pull_perron) if pulls else torch.full((n,), 1 / n)
+    return now.once("test of x-hat", lambda: now.problem.scores(now.average, share))
+
+
+def _tested_nodes(now: Snapshot) -> tuple[Tensor, Tensor]:
+    """Of each node, ``(trials, n)``."""
+
+    def each() -> tuple[Tensor, Tensor]:
+        units = torch.eye(now.network.nodes)
+        found = [now.problem.scores(x, unit) for x, unit in zip(now.state.x.unbind(-2), units, strict=True)]
+        losses, shares = zip(*found, strict=True)
+        return torch.stack(losses, -1), torch.stack(shares, -1)
+
+    return now.once("test of the nodes", each)
 
 
 def _sq(x: Tensor) -> Tensor:

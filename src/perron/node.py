@@ -8,6 +8,7 @@ tensors have the node axis at -2; in a process it stands for one node. The algor
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from typing import Literal
 
 import torch
@@ -34,6 +35,22 @@ class Ready(Handle):
 
     def wait(self) -> Tensor:
         """The result."""
+        return self._result
+
+
+class Later(Handle):
+    """An exchange that is done when it is waited for: what was sent stays as it is until then, so nobody can tell."""
+
+    __slots__ = ("_make", "_result")
+
+    def __init__(self, make: Callable[[], Tensor]) -> None:
+        self._make = make
+        self._result: Tensor | None = None
+
+    def wait(self) -> Tensor:
+        """The result."""
+        if self._result is None:
+            self._result = self._make()
         return self._result
 
 
@@ -158,18 +175,20 @@ class Counting(Wrapper):
     """Counts what travels along each edge: messages and bytes of all pulls and all pushes so far.
 
     A pull sends one message along each edge of the pull graph, a push along each edge of the push graph; a trial counts
-    as one network. ``wire`` is the number of bytes of an entry on the wire, if not that of the tensor.
+    as one network. ``wire`` is the number of bytes of an entry on the wire, if not that of the tensor. ``stands_for`` are two
+    lengths: vectors of the first stand for vectors of the second (of which they are a stripe).
     """
 
-    def __init__(self, node: Node, *, wire: int | None = None) -> None:
+    def __init__(self, node: Node, *, wire: int | None = None, stands_for: tuple[int, int] = (0, 0)) -> None:
         super().__init__(node)
-        self.wire = wire
+        self.wire, self.stands_for = wire, stands_for
         self.messages: dict[Side, int] = {"pull": 0, "push": 0}  # along each edge
         self.bytes: dict[Side, int] = {"pull": 0, "push": 0}
 
     def _count(self, side: Side, x: Tensor) -> None:
         self.messages[side] += 1
-        self.bytes[side] += x.shape[-1] * (self.wire or x.element_size())
+        short, full = self.stands_for
+        self.bytes[side] += (full if x.shape[-1] == short else x.shape[-1]) * (self.wire or x.element_size())
 
     def pull(self, x: Tensor) -> Handle:
         """Count and pass on."""

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from perron.atomic import write_bytes
 from perron.errors import FileError, GraphError
-from perron.files import write_bytes
 from perron.graph import FloatArray, Graph
 
 if TYPE_CHECKING:

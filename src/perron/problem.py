@@ -25,6 +25,10 @@ class Problem(ABC):
         strong_convexity: mu of the average.
         noise_std: sigma, with E|noise|^2 = sigma^2 for each node's gradient.
         optimum: the minimiser of f, ``(d,)``.
+        dtype: the precision it is meant for.
+        in_place: for models so large that copies cost: the simulator keeps the state in place (`perron.stripes`), and
+            ``grad`` takes a further argument ``out``, in which it writes its result.
+        batch_losses: of the last `grad`, the loss of each node on its minibatch, ``(..., n)``; None where not known.
     """
 
     nodes: int
@@ -33,6 +37,9 @@ class Problem(ABC):
     strong_convexity: float | None = None
     noise_std: float | None = None
     optimum: Tensor | None = None
+    dtype: torch.dtype = torch.float64
+    in_place: bool = False
+    batch_losses: Tensor | None = None
 
     @abstractmethod
     def local_grads(self, x: Tensor) -> Tensor:
@@ -49,6 +56,23 @@ class Problem(ABC):
     def full_grad(self, x: Tensor) -> Tensor:
         """grad f at common points: ``(..., d) -> (..., d)``."""
         return self.local_grads(x.unsqueeze(-2).expand(*x.shape[:-1], self.nodes, self.dim)).mean(-2)
+
+    def scores(self, x: Tensor, share: Tensor) -> tuple[Tensor, Tensor]:
+        """Loss and accuracy on the test set at common points ``(..., d)``; what nodes keep to themselves (`memory`) is averaged
+        with the weights ``share``, ``(n,)``."""
+        raise PerronError(
+            f"{type(self).__name__} has no test set; measure loss or grad_norm_sq instead of test_loss and test_accuracy."
+        )
+
+    @property
+    def memory(self) -> dict[str, Tensor]:
+        """What nodes keep besides the model from gradient to gradient, as BatchNorm's statistics; saved with a run."""
+        return {}
+
+    def recall(self, memory: dict[str, Tensor]) -> None:
+        """Go on with what was saved."""
+        if memory:
+            raise PerronError(f"{type(self).__name__} keeps nothing, but {', '.join(memory)} was saved.")
 
     def hessian(self, x: Tensor) -> Tensor:
         """The second derivative of f at one point, ``(d,) -> (d, d)``; by automatic differentiation unless overridden."""

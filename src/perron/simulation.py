@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import sys
+import json
 import time
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -15,21 +16,24 @@ import torch
 from scipy.sparse import issparse
 from torch import Tensor
 
+from perron import saved
+from perron.agreement import described, fingerprint
 from perron.algorithm import Algorithm, advance
-from perron.errors import PerronError
-from perron.graph import FloatArray
-from perron.history import History
+from perron.errors import FileError, PerronError
+from perron.history import History, Recorder, recorded
 from perron.keyed import LOSSES, NOISE, PARTICIPATION, Keyed
-from perron.metrics import Metric, Snapshot, chosen
+from perron.metrics import Metric, Snapshot
 from perron.mixing import Mixing
 from perron.network import Network
-from perron.node import Counting, Handle, Lossy, Node, Quantized, Ready, Side
+from perron.node import Counting, Handle, Later, Lossy, Node, Quantized, Side
 from perron.problem import Problem
+from perron.progress import Bar, Tell
 from perron.schedule import LearningRate, rate_at
+from perron.stripes import Stripes, stripes
 
 
 class SimulatedNode(Node):
-    """All nodes of all trials at once; an exchange is done as soon as it is started.
+    """All nodes of all trials at once; an exchange is done when it is waited for.
 
     Args:
         mixing: the network.
@@ -60,7 +64,7 @@ class SimulatedNode(Node):
         key = {"trials": trials, "nodes": self.nodes, "device": device}
         self._participation = Keyed(seed, stream=PARTICIPATION, **key)  # type: ignore[arg-type]
         self._losses = Keyed(seed, stream=LOSSES, **key)  # type: ignore[arg-type]
-        self._lost = 0
+        self.lost = 0  # exchanges with losses so far
 
     def _tensor(self, matrix: Any) -> Tensor:
         if not issparse(matrix):
@@ -94,15 +98,15 @@ class SimulatedNode(Node):
 
     def pull(self, x: Tensor) -> Handle:
         """A x."""
-        return Ready(self._mixed("pull", x))
+        return Later(lambda: self._mixed("pull", x))
 
     def push(self, y: Tensor) -> Handle:
         """B y."""
-        return Ready(self._mixed("push", y))
+        return Later(lambda: self._mixed("push", y))
 
     def mean(self, x: Tensor) -> Handle:
         """The average, for every node."""
-        return Ready(x.mean(-2, keepdim=True).expand_as(x))
+        return Later(lambda: x.mean(-2, keepdim=True).expand_as(x))
 
     def uniform(self) -> Tensor:
         """A number for every node of every trial."""
@@ -127,8 +131,8 @@ class SimulatedNode(Node):
     def lose(self, side: Side, x: Tensor, probability: float) -> Tensor:
         """The product with a matrix that has lost entries: each off the diagonal, with the given probability."""
         matrix = self._matrices[side][self.step % len(self._matrices[side])].to_dense()
-        self._lost += 1
-        kept = matrix * (self._losses.uniform(self._lost, self.nodes) >= probability)
+        self.lost += 1
+        kept = matrix * (self._losses.uniform(self.lost, self.nodes) >= probability)
         kept.diagonal(dim1=-2, dim2=-1).copy_(matrix.diagonal())
         if side == "pull":  # the listener makes up for what it missed
             kept.diagonal(dim1=-2, dim2=-1).add_(1 - kept.sum(-1))
@@ -145,6 +149,8 @@ class Simulation:
         trials: how many independent runs side by side, or their numbers.
         seed: of gradient noise and minibatches; runs with the same seed share them (common random numbers).
         start: where the nodes start, ``(n, d)`` or ``(trials, n, d)``; the problem's own starting point if None.
+        dtype: the precision; the problem's own if None.
+        device: where tensors live, as torch names it.
         loss: probability with which a link loses a message.
         wire: ``"bf16"`` or ``"int8"`` for messages in few bits.
     """
@@ -156,7 +162,7 @@ class Simulation:
     trials: int | Sequence[int] = 1
     seed: int = 0
     start: Tensor | None = None
-    dtype: torch.dtype = torch.float64
+    dtype: torch.dtype | None = None
     device: str = "cpu"
     loss: float = 0.0
     wire: Literal["bf16", "int8"] | None = None
@@ -185,6 +191,11 @@ class Simulation:
         """The numbers of the trials."""
         return list(range(self.trials)) if isinstance(self.trials, int) else list(self.trials)
 
+    @property
+    def precision(self) -> torch.dtype:
+        """The given one, or the problem's own."""
+        return self.dtype or self.problem.dtype
+
     @cached_property
     def rate(self) -> LearningRate:
         """The step size: the given one, or the algorithm's default."""
@@ -195,46 +206,103 @@ class Simulation:
         return self.algorithm.default_lr(self.network, self.problem.smoothness)
 
     def iterates(self, steps: int) -> Iterator[Snapshot]:
-        """Snapshots after 0, 1, ..., ``steps`` steps, for people who want their own loop."""
-        inner = SimulatedNode(self.mixing, trials=self.numbers, seed=self.seed, dtype=self.dtype, device=self.device)
-        node = self._wrapped(inner)
-        rate, algorithm, network = self.rate, self.algorithm, self.network
-        problem = self.problem.to(dtype=self.dtype, device=self.device)
-        random = Keyed(self.seed, trials=self.numbers, nodes=inner.nodes, stream=NOISE, device=self.device)
-        draw, grads = 0, []
+        """Snapshots after 0, 1, ..., ``steps`` steps, for people who want their own loop.
 
-        def gradient(point: Tensor) -> Tensor:
-            nonlocal draw
-            grad = problem.grad(point, draw, random)
-            draw += 1
-            grads.append(grad)
-            return grad
+        Of a problem that is kept in place, as `Neural`, a snapshot lasts until the next: clone what you want to keep.
+        """
+        running = Running(self)
+        yield running.snapshot()
+        for _ in range(steps):
+            running.advance()
+            yield running.snapshot()
 
-        state = algorithm.init(self._first(), node)
-        yield Snapshot(0, state, None, [], 0.0, node, problem, algorithm, network)
-        for step in range(steps):
-            inner.step = step
-            lr = rate_at(rate, step)
-            grads = []
-            previous, state = state, advance(algorithm, state, node, lr, gradient)
-            yield Snapshot(step + 1, state, previous, grads, lr, node, problem, algorithm, network)
-
-    def _wrapped(self, inner: Node) -> Counting:
-        if self.loss:
-            inner = Lossy(inner, self.loss)
-        if self.wire:
-            inner = Quantized(inner, self.wire)
-        return Counting(inner, wire={"bf16": 2, "int8": 1, None: None}[self.wire])
-
-    def _first(self) -> Tensor:
+    def first(self) -> Tensor:
+        """Where all nodes of all trials start."""
         start = self.problem.start() if self.start is None else self.start
         shape = (len(self.numbers), self.problem.nodes, self.problem.dim)
         try:
-            return start.to(device=self.device, dtype=self.dtype).expand(shape).contiguous()
+            placed = start.to(device=self.device, dtype=self.precision)
+            return placed.expand(shape).clone(memory_format=torch.contiguous_format)
         except RuntimeError:
             raise PerronError(
                 f"start has shape {tuple(start.shape)}; it must fit (trials, nodes, dim) = {shape}."
             ) from None
+
+
+class Running:
+    """A simulation under way: where it is, and all that decides how it goes on."""
+
+    def __init__(self, simulation: Simulation) -> None:
+        one, dtype, device = simulation, simulation.precision, simulation.device
+        self.simulation, self.problem = one, one.problem.to(dtype=dtype, device=device)
+        self.inner = SimulatedNode(one.mixing, trials=one.numbers, seed=one.seed, dtype=dtype, device=device)
+        self.random = Keyed(one.seed, trials=one.numbers, nodes=self.inner.nodes, stream=NOISE, device=device)
+        self.step = self.draws = 0
+        self.lr: float | Tensor = 0.0
+        self.previous: Any = None
+        self.grads: list[Tensor] = []
+        self._room: list[Tensor] = []  # for gradients
+        first = one.first()
+        # Losses and rounding look at whole vectors, and so may the algorithm.
+        whole = bool(one.loss or one.wire) or not one.algorithm.coordinatewise
+        parts = stripes(first, first.shape[-1] if whole else None)
+        wire = {"bf16": 2, "int8": 1, None: None}[one.wire]
+        self.node = Counting(self._wrapped(self.inner), wire=wire, stands_for=(parts[0].stop, first.shape[-1]))
+        self.stripes = None
+        if self.problem.in_place:
+            self.stripes = Stripes(one.algorithm, first, self.node, others=self.inner, width=parts[0].stop)
+        self.state = self.stripes.state if self.stripes else one.algorithm.init(first, self.node)
+
+    def _wrapped(self, inner: Node) -> Node:
+        if self.simulation.loss:
+            inner = Lossy(inner, self.simulation.loss)
+        return Quantized(inner, self.simulation.wire) if self.simulation.wire else inner
+
+    def advance(self) -> None:
+        """One step."""
+        self.inner.step, self.lr, self.grads = self.step, rate_at(self.simulation.rate, self.step), []
+        if self.stripes is None:
+            self.previous = self.state
+            self.state = advance(self.simulation.algorithm, self.state, self.node, self.lr, self._gradient)
+        else:
+            self.stripes.advance(self.lr, self._gradient)
+            self.state = self.stripes.state
+        self.step += 1
+
+    def _gradient(self, point: Tensor) -> Tensor:
+        if not self.problem.in_place:
+            grad = self.problem.grad(point, self.draws, self.random)
+        else:  # those of one step must not overwrite each other, those of the next may
+            if len(self.grads) == len(self._room):
+                self._room.append(torch.empty_like(point))
+            grad = self.problem.grad(point, self.draws, self.random, out=self._room[len(self.grads)])  # type: ignore[call-arg]
+        self.draws += 1
+        self.grads.append(grad)
+        return grad
+
+    def snapshot(self) -> Snapshot:
+        """All that is known now."""
+        one = self.simulation
+        previous = self.previous if self.step else None
+        facts = (self.lr, self.node, self.problem, one.algorithm, one.network)
+        return Snapshot(self.step, self.state, previous, self.grads, *facts, notes={})
+
+    def saved(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """All that is needed to go on, as tensors and as numbers. Random numbers come by seed and draw: they have no state."""
+        tensors = {f"state.{name}": value for name, value in self.state._asdict().items()}
+        tensors |= {f"memory.{name}": value for name, value in self.problem.memory.items()}
+        counts = {"messages": self.node.messages, "bytes": self.node.bytes}
+        return tensors, {"step": self.step, "draws": self.draws, "lost": self.inner.lost, "counts": counts}
+
+    def restore(self, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
+        """Go on from what was saved."""
+        self.step, self.draws, self.inner.lost = facts["step"], facts["draws"], facts["lost"]
+        self.node.messages, self.node.bytes = facts["counts"]["messages"], facts["counts"]["bytes"]
+        values = (tensors[f"state.{name}"].to(self.simulation.device) for name in self.state._fields)
+        self.state = type(self.state)(*values)
+        if self.stripes is not None:
+            self.stripes.state = self.state
+        self.problem.recall({n.removeprefix("memory."): t for n, t in tensors.items() if n.startswith("memory.")})
 
 
 def simulate(
@@ -246,7 +314,9 @@ def simulate(
     lr: LearningRate | None = None,
     every: int | Literal["log"] | None = None,
     metrics: Sequence[str | Metric] = ("grad_norm_sq", "consensus_error_sq"),
-    progress: bool | Callable[[int], None] | None = None,
+    progress: bool | Tell | None = None,
+    checkpoint: str | Path | None = None,
+    save_every: float = 60.0,
     **options: Any,
 ) -> History:
     """Run an algorithm and measure it.
@@ -258,7 +328,10 @@ def simulate(
         every: measure after every so many steps, or at steps spaced evenly on a logarithmic scale; by default about 200 times.
             The start and the end are always measured.
         metrics: names from `perron.metrics.METRICS`, or functions of a `Snapshot`.
-        progress: whether to show a progress bar; by default on a terminal. Or a function that is told each recorded step.
+        progress: whether to show a progress bar; by default on a terminal. Or a function that is told the step and the values
+            that were measured last, about twice a second.
+        checkpoint: a file in which the run is kept; if it is there already, the run goes on from it, bit for bit.
+        save_every: so many seconds after it was saved last, and at the end.
 
     Ctrl-C ends the run and returns what was measured, with ``interrupted`` set. A run in which no trial is finite any more
     ends with a warning.
@@ -274,80 +347,77 @@ def simulate(
     if steps < 0:
         raise PerronError(f"simulate needs steps >= 0; got {steps}.")
     simulation = Simulation(problem=problem, algorithm=algorithm, mixing=mixing, lr=lr, **options)
-    measured = chosen(metrics)
-    watchers = [metric for metric in measured.values() if getattr(metric, "every_step", False)]
-    due = recorded(steps, every)
-    rows: dict[str, list[FloatArray]] = {name: [] for name in measured}
-    done: list[int] = []
+    running, recorder = Running(simulation), Recorder(metrics, recorded(steps, every))
+    keeper = None if checkpoint is None else Keeper(checkpoint, save_every, simulation, list(recorder.metrics))
     interrupted = False
     with Bar(steps, progress, algorithm.about.title) as bar, torch.no_grad():
         try:
-            for now in simulation.iterates(steps):
-                for watcher in watchers:
-                    watcher.observe(now)  # type: ignore[attr-defined]
-                if now.step in due:
-                    found = {name: metric(now).cpu().double().numpy() for name, metric in measured.items()}
-                    for name, value in found.items():
-                        rows[name].append(value)
-                    done.append(now.step)
-                    bar.at(now.step)
-                    if not torch.isfinite(now.state.x).any():
-                        warnings.warn(
-                            f"{algorithm.about.title} diverged by step {now.step}: lr is too large.", stacklevel=2
-                        )
-                        break
+            if keeper is None or not keeper.load(running, recorder):
+                bar.at(0, recorder.observe(running.snapshot()))
+            while running.step < steps:
+                running.advance()
+                now = running.snapshot()
+                values = recorder.observe(now)
+                bar.at(now.step, values)
+                if values is not None and not torch.isfinite(now.state.x).any():
+                    warnings.warn(
+                        f"{algorithm.about.title} diverged by step {now.step}: lr is too large.", stacklevel=2
+                    )
+                    break
+                if keeper is not None:
+                    keeper.save(running, recorder, now_or_never=running.step == steps)
         except KeyboardInterrupt:
             interrupted = True
-    return History(
-        steps=np.array(done, dtype=np.int64),
-        values={name: np.array(value[: len(done)]).reshape(len(done), -1) for name, value in rows.items()},
-        trials=np.array(simulation.numbers),
-        about=_about(simulation),
-        interrupted=interrupted,
-    )
+    return recorder.history(simulation.numbers, _about(simulation), interrupted=interrupted)
 
 
-def recorded(steps: int, every: int | Literal["log"] | None) -> set[int]:
-    """The steps at which to measure."""
-    if every == "log":
-        return {0, steps, *np.unique(np.geomspace(1, max(steps, 1), 200).round().astype(int)).tolist()}
-    if every is not None and (not isinstance(every, int) or every < 1):
-        raise PerronError(f"every is a whole number of steps, or 'log'; got {every!r}.")
-    return {steps, *range(0, steps + 1, every or max(1, steps // 200))}
+class Keeper:
+    """Saves a run now and then, and takes it up again where it was saved last.
 
+    Args:
+        path: the file; written in full or not at all.
+        seconds: that pass between two times; more where saving takes longer than a fiftieth of them.
+        simulation, metrics: what is run and measured; the file of another run is refused.
+    """
 
-class Bar:
-    """A progress bar on standard error, for runs that take longer than a moment."""
+    def __init__(self, path: str | Path, seconds: float, simulation: Simulation, metrics: list[str]) -> None:
+        self.path, self.seconds, self.last = Path(path), seconds, time.monotonic()
+        problem = {
+            key: value for key, value in vars(simulation.problem).items() if isinstance(value, int | float | str)
+        }
+        self.facts = {
+            "algorithm": described(simulation.algorithm), "network": fingerprint(simulation.mixing),
+            "problem": {"type": type(simulation.problem).__name__} | problem, "trials": simulation.numbers,
+            "precision": str(simulation.precision), "loss": simulation.loss, "wire": simulation.wire, "metrics": metrics,
+        } | {key: value for key, value in _about(simulation).items() if key in ("lr", "seed")}  # fmt: skip
+        self.facts = json.loads(json.dumps(self.facts))
 
-    def __init__(self, total: int, wanted: bool | Callable[[int], None] | None, title: str) -> None:
-        self.total, self.title = total, title
-        self.tell = wanted if callable(wanted) else None
-        self.wanted = sys.stderr.isatty() if wanted is None else wanted is True
-        self.started = time.monotonic()
-        self.progress: Any = None
-        self.task: Any = None
+    def load(self, running: Running, recorder: Recorder) -> bool:
+        """Whether there was something to go on from."""
+        if not self.path.exists():
+            return False
+        try:
+            tensors, facts = saved.read(self.path)
+        except FileError as error:
+            warnings.warn(f"{error} The run starts anew.", stacklevel=3)
+            return False
+        if differ := [key for key, value in self.facts.items() if facts["run"].get(key) != value]:
+            raise PerronError(
+                f"{self.path} was saved by another run: it differs in {', '.join(differ)}. Remove it, or choose another file."
+            )
+        running.restore(tensors, facts)
+        recorder.restore(tensors)
+        return True
 
-    def __enter__(self) -> Bar:
-        return self
-
-    def at(self, step: int) -> None:
-        """Show how far we are, from the second second on."""
-        if self.tell is not None:
-            self.tell(step)
-        if not self.wanted or time.monotonic() - self.started < 1:
+    def save(self, running: Running, recorder: Recorder, *, now_or_never: bool) -> None:
+        """Save it, if it is time."""
+        began = time.monotonic()
+        if began - self.last < self.seconds and not now_or_never:
             return
-        if self.progress is None:
-            from rich.console import Console
-            from rich.progress import Progress
-
-            self.progress = Progress(console=Console(stderr=True), transient=True)
-            self.progress.start()
-            self.task = self.progress.add_task(self.title, total=self.total)
-        self.progress.update(self.task, completed=step)
-
-    def __exit__(self, *_: object) -> None:
-        if self.progress is not None:
-            self.progress.stop()
+        tensors, facts = running.saved()
+        saved.write(self.path, tensors | recorder.saved(), facts | {"run": self.facts})
+        self.last = time.monotonic()
+        self.seconds = max(self.seconds, 50 * (self.last - began))
 
 
 def _about(simulation: Simulation) -> dict[str, Any]:

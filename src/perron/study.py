@@ -16,15 +16,11 @@ Every value that may vary takes one value or a list of them; a study stands for 
 
 from __future__ import annotations
 
-import hashlib
-import json
 import tomllib
 from collections.abc import Callable, Mapping
-from dataclasses import fields, replace
 from functools import cached_property
 from importlib import resources
 from importlib.util import find_spec
-from inspect import signature
 from itertools import product
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
@@ -39,40 +35,26 @@ from pydantic import (
     model_validator,
 )
 
-from perron import authors, topologies
-from perron.algorithm import Algorithm
-from perron.algorithms import ALGORITHMS
+from perron import topologies
+from perron.augment import PRESETS
+from perron.data import TITLES
 from perron.errors import PerronError
-from perron.graph import Graph
+from perron.history import recorded
 from perron.metrics import BLOCKS, chosen
-from perron.mixing import RULES, Mixing
-from perron.network import Network
-from perron.options import UnknownNameError, checked, named, options_of, told
-from perron.problem import Problem
-from perron.problems import Logistic, Quadratic
-from perron.simulation import recorded
+from perron.mixing import RULES
+from perron.models import MODELS
+from perron.options import checked, named, options_of, told
+from perron.partition import PARTITIONS
+from perron.run import PROBLEMS, Choice, Run, algorithm_of
 from perron.speedup import RECORDS
 
-PROBLEMS: dict[str, Callable[..., Problem]] = {"logistic": Logistic.synthetic, "quadratic": Quadratic.random}
+NAMES: dict[str, Mapping[str, Any]] = {
+    "data": dict.fromkeys(["digits", *TITLES]),
+    "model": MODELS,
+    "partition": PARTITIONS,
+    "augment": PRESETS,
+}
 Scalar = bool | int | float | str | None
-
-
-class Choice(BaseModel):
-    """A name and its options: ``"ring"`` or ``{ name = "random", probability = 0.5 }``."""
-
-    model_config = ConfigDict(extra="allow", frozen=True)
-    name: str
-
-    @property
-    def options(self) -> dict[str, Any]:
-        """The options that were given."""
-        return dict(self.model_extra or {})
-
-    @property
-    def label(self) -> str:
-        """The name with its options."""
-        given = ", ".join(f"{key}={value}" for key, value in self.options.items())
-        return f"{self.name}({given})" if given else self.name
 
 
 def _listed(value: Any) -> Any:
@@ -94,8 +76,8 @@ class Study(BaseModel):
     Attributes:
         title, about: for people.
         conclusion: what is made of the results; see `perron.conclusions`.
-        problem: ``kind`` and the options of `Logistic.synthetic` or `Quadratic.random` (but nodes); ``batch = "all"`` for exact
-            gradients.
+        problem: ``kind`` and the options of `Logistic.synthetic`, `Quadratic.random` or, for networks that classify images,
+            `Neural.images` (but nodes); ``batch = "all"`` for exact gradients.
         topologies: names, or tables with options, as ``{ name = "random", probability = 0.5 }``.
         nodes: node counts, for all topologies; or a table of them by topology (``grid``), or by topology and weights
             (``"random/authors"``), with ``default`` for the others.
@@ -111,6 +93,9 @@ class Study(BaseModel):
         trials, seeds: independent runs side by side, for each seed.
         metrics: names, see `perron.metrics.METRICS`; ``residual_block_sq_20`` sums over blocks of 20 steps.
         accuracies: for the conclusion time_to_accuracy, values of grad_norm_sq to be reached.
+        losses: for the conclusion training, values of the training loss to be reached.
+        precision: ``"float32"`` or ``"float64"``; the problem's own by default.
+        device: where tensors live, as ``"cuda"``.
         timeout: minutes after which a run counts as hung.
     """
 
@@ -118,7 +103,7 @@ class Study(BaseModel):
     name: Annotated[str, Field(pattern=r"^[\w.-]*\w[\w.-]*$")] = "study"
     title: str = ""
     about: str = ""
-    conclusion: Literal["speedup", "time_to_accuracy", "residual", "comparison", "topologies"] = "speedup"
+    conclusion: Literal["speedup", "time_to_accuracy", "residual", "comparison", "topologies", "training"] = "speedup"
     problem: dict[str, Scalar | list[Scalar]] = Field(default_factory=dict, validate_default=True)
     topologies: Choices
     nodes: dict[str, Many[Annotated[int, Field(ge=1)]]]
@@ -134,6 +119,9 @@ class Study(BaseModel):
     seeds: Many[int] = Field(default_factory=lambda: [0])
     metrics: Many[str] = Field(default_factory=lambda: ["grad_norm_sq"])
     accuracies: Many[Annotated[float, Field(gt=0)]] = Field(default_factory=lambda: [1e-4, 1e-5])
+    losses: Many[Annotated[float, Field(gt=0)]] = Field(default_factory=lambda: [0.3, 0.1, 0.03])
+    precision: Literal["float32", "float64"] | None = None
+    device: str = "cpu"
     timeout: Annotated[float, Field(gt=0)] = 120.0
 
     @field_validator("nodes", mode="before")
@@ -170,6 +158,9 @@ class Study(BaseModel):
             kind == "logistic" and found["compiled"] is None
         ):  # so that results of different sums are not taken for one another
             found["compiled"] = find_spec("numba") is not None
+        for key, among in NAMES.items() if kind == "images" else ():
+            for name in _listed(found[key]):
+                named(name, among, key)
         return found
 
     @field_validator("topologies")
@@ -188,7 +179,7 @@ class Study(BaseModel):
             if not isinstance(weights, str):
                 raise ValueError(f"weights of an algorithm is one name; got {weights!r}")
             cls._known_weights([weights])
-            _algorithm(choice.name, options)
+            algorithm_of(choice.name, options)
         return value
 
     @field_validator("weights")
@@ -252,6 +243,8 @@ class Study(BaseModel):
                                 trials=self.trials,
                                 seed=seed,
                                 metrics=self.metrics,
+                                precision=self.precision,
+                                device=self.device,
                             )
                         )
         return list({run.key: run for run in found}.values())
@@ -261,90 +254,6 @@ class Study(BaseModel):
             if key in self.nodes:
                 return self.nodes[key]
         return []
-
-
-class Run(BaseModel):
-    """One combination: everything that decides its numbers."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-    problem: dict[str, Any]
-    topology: str
-    topology_options: dict[str, Any]
-    nodes: int
-    weights: str
-    network_seed: int
-    algorithm: str
-    algorithm_options: dict[str, Any]
-    lr: float | Literal["default"]
-    equal_effective_step: bool
-    steps: int
-    horizon: float | None
-    every: int | Literal["log"] | None
-    trials: int
-    seed: int
-    metrics: list[str]
-
-    @cached_property
-    def key(self) -> str:
-        """A name made of its parameters."""
-        text = json.dumps(self.model_dump(mode="json"), sort_keys=True)
-        return hashlib.sha256(text.encode()).hexdigest()[:16]
-
-    def __str__(self) -> str:
-        step = f"lr {self.lr:g}" if isinstance(self.lr, float) else "default lr"
-        return f"{self.algorithm} on {self.topology}({self.nodes}), {self.weights}, {step}, seed {self.seed}"
-
-    @cached_property
-    def columns(self) -> dict[str, Any]:
-        """Each parameter as a column of the results table."""
-        return {
-            "run": self.key,
-            "lr_setting": self.lr if isinstance(self.lr, str) else f"{self.lr:.10g}",
-            "topology": Choice(name=self.topology, **self.topology_options).label,
-            "nodes": self.nodes,
-            "weights": self.weights,
-            "network_seed": self.network_seed,
-            "algorithm": Choice(name=self.algorithm, **self.algorithm_options).label,
-            "trials": self.trials,
-            "seed": self.seed,
-        } | {f"problem_{name}": value for name, value in self.problem.items()}
-
-    def build(self) -> tuple[Problem, Algorithm, Mixing]:
-        """The objects it names."""
-        options = {name: value for name, value in self.problem.items() if name != "kind"}
-        problem = PROBLEMS[self.problem["kind"]](self.nodes, **options)
-        algorithm = _algorithm(self.algorithm, self.algorithm_options)
-        return problem, algorithm, self.mixing()
-
-    def rate(self, algorithm: Algorithm, network: Network, smoothness: float | None) -> tuple[float, int]:
-        """The learning rate and the number of steps."""
-        if self.lr == "default":
-            if smoothness is None:
-                raise PerronError("Without a smoothness constant of the problem there is no default step: set lr.")
-            lr = algorithm.default_lr(network, smoothness)
-        else:
-            lr = self.lr / (algorithm.effective_step(network) if self.equal_effective_step else 1.0)
-        if self.horizon is None:
-            return lr, self.steps
-        step = lr * algorithm.effective_step(network)
-        return lr, min(self.steps, max(1, round(self.horizon / step)))
-
-    def mixing(self) -> Mixing:
-        """The network."""
-        if self.weights == "authors":
-            return named(self.topology, authors.NAMES, "network of the authors")(self.nodes, seed=self.network_seed)
-        rule = RULES[self.weights]
-        return rule(self.graph(), **({"seed": self.network_seed} if "seed" in signature(rule).parameters else {}))
-
-    def graph(self) -> Graph | tuple[Graph, ...]:
-        """Who hears whom, laid out for drawing; of a time-varying network, in each step of its period."""
-        family = topologies.NAMES[self.topology]
-        seed = {"seed": self.network_seed} if "seed" in signature(family).parameters else {}
-        drawn = family(self.nodes, **(seed | self.topology_options))
-        if self.weights != "authors" or isinstance(drawn, tuple):
-            return drawn
-        theirs = self.mixing().pull_graph
-        return Graph(theirs.nodes, theirs.edges, positions=drawn.positions if self.topology == "grid" else None)
 
 
 def load(name_or_file: str | Path, changes: Mapping[str, Any] | None = None) -> Study:
@@ -404,17 +313,6 @@ def _change(content: dict[str, Any], key: str, value: Any) -> None:
     content[last] = value
 
 
-def _algorithm(name: str, options: Mapping[str, Any]) -> Algorithm:
-    """The algorithm of that name with some of its hyper-parameters changed."""
-    base: Any = named(name, ALGORITHMS, "algorithm")
-    known = [field.name for field in fields(base)]
-    for key in options:
-        if key not in known:
-            raise UnknownNameError(f"{name} has no option {key!r}; it has: {', '.join([*known, 'weights'])}.")
-    made = {key: getattr(base, key) for key in known if key not in options}
-    return replace(base, **checked(options_of(base.__class__), dict(options) | made).model_dump(include=set(options)))
-
-
 def _lacks(metric: str) -> Callable[[Study], str | None]:
     return lambda study: None if metric in study.metrics else f"the metric {metric}"
 
@@ -452,9 +350,15 @@ def _accuracy_needs(study: Study) -> str | None:
     return None
 
 
+def _no_curve(study: Study) -> str | None:
+    wanted = ("loss_mean", "test_accuracy")
+    return None if set(wanted) & set(study.metrics) else f"the metric {' or '.join(wanted)}"
+
+
 NEEDS: dict[str, tuple[Callable[[Study], str | None], ...]] = {
     "speedup": (_lacks("grad_norm_sq"), _few_records),
     "comparison": (_lacks("grad_norm_sq"), _few_records),
     "residual": (_lacks("residual_sq"), _residual_needs, _few_records),
     "time_to_accuracy": (_lacks("grad_norm_sq"), _accuracy_needs),
+    "training": (_no_curve,),
 }

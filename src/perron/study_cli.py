@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
     from perron.experiment import Outcome
 
 app = typer.Typer(help="Studies: sweeps over networks, algorithms and steps, from a file.", no_args_is_help=True)
+QUIET = 60.0  # seconds between two lines of news where there is no terminal
 Folder = Annotated[Path, typer.Argument(metavar="DIR", help="The directory of a study that was run.")]
 
 
@@ -98,6 +100,15 @@ def run_with_progress(study: Any, folder: Path, workers: int | None = None) -> O
     )
     with Progress(*columns, console=console, disable=not console.is_terminal) as bar:
         task = bar.add_task(study.name, total=1.0)
+        last = time.monotonic()
+
+        def news(line: str) -> None:
+            nonlocal last
+            if console.is_terminal:
+                bar.update(task, description=line)
+            elif time.monotonic() - last > QUIET:
+                last = time.monotonic()
+                console.print(line, highlight=False, markup=False, soft_wrap=True)
 
         def began(runs: int, done: int) -> None:
             already = f", {done} of them done already" if done else ""
@@ -106,12 +117,17 @@ def run_with_progress(study: Any, folder: Path, workers: int | None = None) -> O
 
         try:
             return run_study(
-                study, folder, workers=workers, progress=lambda share: bar.update(task, completed=share), began=began
+                study,
+                folder,
+                workers=workers,
+                progress=lambda share: bar.update(task, completed=share),
+                began=began,
+                news=news,
             )
         except KeyboardInterrupt:
             bar.stop()
             console.print(
-                f"Stopped. Finished runs are kept in {folder}; the same command goes on.", markup=False, soft_wrap=True
+                f"Stopped. What was done is kept in {folder}; the same command goes on.", markup=False, soft_wrap=True
             )
             raise typer.Exit(130) from None
 

@@ -127,11 +127,13 @@ def nearest_neighbor(n: int, *, neighbors: int = 3, seed: int = 0) -> Graph:
     """
     check_nodes(n)
     check_whole("neighbors", neighbors, low=1)
-    if neighbors >= n:
+    if neighbors >= n > 1:
         raise GraphError(f"nearest_neighbor(n, neighbors) needs 1 <= neighbors < n; got n={n}, neighbors={neighbors}.")
 
     def draw(rng: np.random.Generator) -> tuple[IntArray, FloatArray]:
         points = rng.random((n, 2))
+        if n == 1:  # nobody to listen to
+            return np.empty((0, 2), dtype=np.int64), points
         _, nearest = KDTree(points).query(points, k=neighbors + 1)
         return _both_ways(np.repeat(np.arange(n), neighbors), nearest[:, 1:].ravel()), points
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 from torch import Tensor
 
@@ -26,6 +26,8 @@ class CentralizedSGD(Algorithm):
     x-hat = x, eps = 0. On a quadratic with Hessian eigenvalues h_k and noise of covariance (sigma^2/d) I its stationary error
     is E|x - x*|^2 = (lr/n) (sigma^2/d) sum_k 1 / (h_k (2 - lr h_k)).
     """
+
+    coordinatewise: ClassVar[bool] = True
 
     @property
     def about(self) -> About:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -33,6 +33,8 @@ class FOCUS(Algorithm):
 
     Reference: Ying, Li & Yang 2025.
     """
+
+    coordinatewise: ClassVar[bool] = True
 
     local_steps: int = 1
     participation: float = 1.0

@@ -8,7 +8,7 @@ step n lr, up to a residual eps = lr (1^T - pi_A^T D^-1) grad that dies out expo
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -45,6 +45,8 @@ class PullDiag(Algorithm):
 
     Reference: Mai & Abed 2016.
     """
+
+    coordinatewise: ClassVar[bool] = True
 
     @property
     def about(self) -> About:
@@ -87,6 +89,8 @@ class GradientPull(Algorithm):
     Reference: Mai & Abed 2016.
     """
 
+    coordinatewise: ClassVar[bool] = True
+
     @property
     def about(self) -> About:
         """What there is to know about it."""
@@ -126,6 +130,8 @@ class FROST(Algorithm):
 
     Reference: Xin, Xi & Khan 2019 (FROST); Li, Cheng, Bi & Hu 2019; Liang et al. 2025 (Pull-Diag-GT).
     """
+
+    coordinatewise: ClassVar[bool] = True
 
     order: Literal["cta", "atc"] = "cta"
 
@@ -187,6 +193,8 @@ class FROZEN(Algorithm):
 
     Reference: Xin, Jakovetic & Khan 2019.
     """
+
+    coordinatewise: ClassVar[bool] = True
 
     momentum: float = 0.2
 
@@ -256,6 +264,8 @@ class DDNGT(Algorithm):
     Reference: Lu, Liao, Li & Huang 2020.
     """
 
+    coordinatewise: ClassVar[bool] = True
+
     momentum: float = 0.2
 
     def __post_init__(self) -> None:
@@ -319,6 +329,8 @@ class RowExtra(Algorithm):
     Conserves pi_A^T q = 0. As EXTRA-Push it may be unstable for small steps; `check` warns. It is our own reconstruction of a
     method described by Ghaderyan, Aybat, Aguiar & Pereira 2023 (FRSD), whose text we have not read, hence not its name.
     """
+
+    coordinatewise: ClassVar[bool] = True
 
     theta: float = 0.25
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -46,6 +46,8 @@ class PushSum(Algorithm):
     Reference: Kempe, Dobra & Gehrke 2003.
     """
 
+    coordinatewise: ClassVar[bool] = True
+
     @property
     def about(self) -> About:
         """What there is to know about it."""
@@ -78,6 +80,8 @@ class SubgradientPush(Algorithm):
 
     Reference: Nedic & Olshevsky 2015; Tsianos, Lawlor & Rabbat 2012.
     """
+
+    coordinatewise: ClassVar[bool] = True
 
     @property
     def about(self) -> About:
@@ -113,6 +117,8 @@ class SGP(Algorithm):
 
     Reference: Assran, Loizou, Ballas & Rabbat 2019.
     """
+
+    coordinatewise: ClassVar[bool] = True
 
     order: Literal["atc", "cta"] = "atc"
 
@@ -176,6 +182,8 @@ class ADDOPT(Algorithm):
     Reference: Xi, Xin & Khan 2018; Qureshi, Xin, Kar & Khan 2021 (S-ADDOPT).
     """
 
+    coordinatewise: ClassVar[bool] = True
+
     @property
     def about(self) -> About:
         """What there is to know about it."""
@@ -212,6 +220,8 @@ class PushDIGing(Algorithm):
 
     Reference: Nedic, Olshevsky & Shi 2017, Algorithm 2.
     """
+
+    coordinatewise: ClassVar[bool] = True
 
     @property
     def about(self) -> About:
@@ -262,6 +272,8 @@ class DEXTRA(Algorithm):
 
     Reference: Xi & Khan 2017 (DEXTRA); Zeng & Yin 2017 (ExtraPush).
     """
+
+    coordinatewise: ClassVar[bool] = True
 
     theta: float = 0.25
     normalized: bool = False

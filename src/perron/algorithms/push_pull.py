@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import ClassVar, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -37,6 +37,8 @@ class PushPull(Algorithm):
 
     References: Xin & Khan 2018 (AB); Pu, Shi, Xu & Nedic 2021 (Push-Pull); Xin, Sahu, Khan & Kar 2019 (SAB).
     """
+
+    coordinatewise: ClassVar[bool] = True
 
     order: Literal["cta", "pu", "atc"] = "cta"
 
@@ -104,6 +106,8 @@ class AcceleratedPushPull(Algorithm):
     References: Xin & Khan 2020 (ABm); Xin, Jakovetic & Khan 2019 (ABN); Nguyen, Nguyen & Nedic 2023 (the combination is
     our reading of its abstract).
     """
+
+    coordinatewise: ClassVar[bool] = True
 
     heavy: float = 0.2
     nesterov: float = 0.2

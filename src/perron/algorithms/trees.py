@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 from torch import Tensor
 
@@ -26,6 +26,8 @@ class TreePushPull(Algorithm):
 
     Reference: You & Pu 2024 (BTPP); You & Pu 2025 (STPP).
     """
+
+    coordinatewise: ClassVar[bool] = True
 
     tree: Literal["spanning", "B-ary"] = "spanning"
 

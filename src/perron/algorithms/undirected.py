@@ -6,7 +6,7 @@ They mix with pull and push alike, both being W. x-hat is the plain mean; it fol
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import ClassVar, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -27,6 +27,8 @@ class DSGD(Algorithm):
 
     Reference: Nedic & Ozdaglar 2009; Lian et al. 2017.
     """
+
+    coordinatewise: ClassVar[bool] = True
 
     order: Literal["awc", "atc"] = "awc"
 
@@ -68,6 +70,8 @@ class GradientTracking(Algorithm):
 
     Reference: Nedic, Olshevsky & Shi 2017; Di Lorenzo & Scutari 2016; Xu, Zhu, Soh & Xie 2015.
     """
+
+    coordinatewise: ClassVar[bool] = True
 
     order: Literal["cta", "pu", "atc"] = "cta"
 
@@ -115,6 +119,8 @@ class ExactDiffusion(Algorithm):
 
     Reference: Yuan, Ying, Zhao & Sayed 2019; Tang et al. 2018 (D^2).
     """
+
+    coordinatewise: ClassVar[bool] = True
 
     damped: bool = True
 
@@ -174,6 +180,8 @@ class NIDS(Algorithm):
     Reference: Li, Shi & Yan 2019.
     """
 
+    coordinatewise: ClassVar[bool] = True
+
     @property
     def about(self) -> About:
         """What there is to know about it."""
@@ -217,6 +225,8 @@ class EXTRA(Algorithm):
 
     Reference: Shi, Ling, Wu & Yin 2015.
     """
+
+    coordinatewise: ClassVar[bool] = True
 
     @property
     def about(self) -> About:

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from perron import plots
+from perron.atomic import write_bytes
 from perron.conclusions.accuracy import time_to_accuracy
 from perron.conclusions.comparison import comparison
 from perron.conclusions.conclusion import Conclusion
@@ -21,7 +22,6 @@ from perron.conclusions.residual import residual
 from perron.conclusions.speedup import speedup
 from perron.errors import PerronError
 from perron.experiment import Outcome
-from perron.files import write_bytes
 
 CONCLUSIONS: dict[str, Callable[[Outcome], Conclusion]] = {
     "speedup": speedup,

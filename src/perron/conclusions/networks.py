@@ -11,7 +11,7 @@ from perron.conclusions.conclusion import (
 )
 from perron.experiment import Outcome
 from perron.graph import Graph
-from perron.study import Run
+from perron.run import Run
 
 
 def networks(outcome: Outcome) -> Conclusion:

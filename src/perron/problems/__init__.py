@@ -2,6 +2,7 @@
 
 from perron.problems.local import LocalLoss
 from perron.problems.logistic import Logistic
+from perron.problems.neural import Neural
 from perron.problems.quadratic import Quadratic
 
-__all__ = ["LocalLoss", "Logistic", "Quadratic"]
+__all__ = ["LocalLoss", "Logistic", "Neural", "Quadratic"]

@@ -1,0 +1,114 @@
+"""Driving an algorithm on large models: the state stays in place, and a step goes over it stripe by stripe.
+
+But for the gradient, a step treats every coordinate alike and on its own. So the algorithm's text is run on a stripe of
+coordinates of all nodes that fits into the processor's cache, its result is written in the old state's place, and the next
+stripe follows. Large models feel it: the textbook step makes two or more new tensors as large as the state, whose memory the
+system must find and clear each time, which takes longer than mixing (benchmarks/neural.py measures it). And no more memory
+is needed than for the state itself and one gradient.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from perron.algorithm import Algorithm, Rate
+from perron.node import Node
+
+NUMBERS = 2**18  # of a stripe, over all nodes: 1 MB in float32
+
+
+class Stripes:
+    """A state ``(..., n, d)`` in place, and the steps that change it.
+
+    Args:
+        algorithm: one in which coordinates do not mix (``algorithm.coordinatewise``), unless there is one stripe only.
+        x: where to start; it becomes part of the state.
+        node: what the algorithm talks to.
+        others: what it talks to for all stripes but the first; wrappers that count must not count a vector twice.
+        width: coordinates in a stripe; as many as fit into the cache by default.
+    """
+
+    def __init__(
+        self, algorithm: Algorithm, x: Tensor, node: Node, *, others: Node | None = None, width: int | None = None
+    ) -> None:
+        self.algorithm, self.node, self.others = algorithm, node, others or node
+        self.dim = x.shape[-1]
+        self.parts = stripes(x, width)
+        self.state = _apart(algorithm.init(x, node))
+        self._point: Tensor | None = None
+
+    def advance(self, lr: Rate, gradient: Callable[[Tensor], Tensor]) -> None:
+        """One step. The gradients that are given back need not outlive it: what must last is copied."""
+        nodes = [self.node, *[self.others] * (len(self.parts) - 1)]
+        steps = [
+            self.algorithm.step(self._stripe(part), node, lr) for part, node in zip(self.parts, nodes, strict=True)
+        ]
+        points = [next(step) for step in steps]
+        new: Any = None
+        while new is None:
+            grad = gradient(self._whole(points))
+            for place, (step, part) in enumerate(zip(steps, self.parts, strict=True)):
+                try:
+                    points[place] = step.send(grad[..., part])
+                except StopIteration as done:
+                    new = self._written(done.value, part)
+        # What all stripes share changes when all are done.
+        self.state = type(self.state)(
+            *(own if self._is_wide(own) else value for own, value in zip(self.state, new, strict=True))
+        )
+
+    def _stripe(self, part: slice) -> Any:
+        return type(self.state)(*(self._of(value, part) for value in self.state))
+
+    def _is_wide(self, value: Tensor) -> bool:
+        """Whether it has d columns; weights that sum to one, counters and the like have not."""
+        return value.shape[-1] == self.dim
+
+    def _of(self, value: Tensor, part: slice) -> Tensor:
+        return value[..., part] if self._is_wide(value) else value
+
+    def _whole(self, points: list[Tensor]) -> Tensor:
+        """The points of all stripes as one: the part of the state that they are, or else copied together."""
+        for value in self.state:
+            if self._is_wide(value) and all(
+                point.data_ptr() == value[..., part].data_ptr() and point.stride() == value[..., part].stride()
+                for point, part in zip(points, self.parts, strict=True)
+            ):
+                return value
+        if self._point is None:
+            self._point = torch.empty_like(self.state.x)
+        for point, part in zip(points, self.parts, strict=True):
+            self._point[..., part] = point
+        return self._point
+
+    def _written(self, new: Any, part: slice) -> Any:
+        """The new state of a stripe, after it was written in the place of the old."""
+        kept = {value.untyped_storage().data_ptr() for value in self.state}
+        # What the new state takes over from the old (the last model as the previous one) is saved before it is written over.
+        values = [value.clone() if value.untyped_storage().data_ptr() in kept else value for value in new]
+        for own, value in zip(self.state, values, strict=True):
+            if self._is_wide(own):
+                own[..., part] = value
+        return type(new)(*values)
+
+
+def stripes(x: Tensor, width: int | None = None) -> list[slice]:
+    """Slices of the last axis."""
+    dim = x.shape[-1]
+    width = width or max(1, NUMBERS * dim // max(x.numel(), 1))
+    return [slice(first, min(first + width, dim)) for first in range(0, dim, width)]
+
+
+def _apart(state: Any) -> Any:
+    """The state with memory of its own for each of its parts."""
+    taken: set[int] = set()
+    values = []
+    for value in state:
+        shares = value.untyped_storage().data_ptr() in taken or not value.is_contiguous()
+        values.append(value.clone(memory_format=torch.contiguous_format) if shares else value)
+        taken.add(values[-1].untyped_storage().data_ptr())
+    return type(state)(*values)
