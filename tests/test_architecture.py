@@ -16,6 +16,7 @@ LAYERS = [
     ["mixing", "eigen"],
     ["spectral", "authors", "files"],
     ["network", "node", "keyed", "schedule", "data", "options", "peers", "flat"],
+    ["fetch"],
     ["algorithm", "problem", "pulse"],
     ["algorithms", "problems", "theory", "agreement", "elastic", "wiring"],
     ["metrics"],
@@ -28,7 +29,7 @@ LAYERS = [
     ["study"],
     ["experiment"],
     ["conclusions"],
-    ["study_cli"],
+    ["study_cli", "data_cli"],
     ["cli"],
     ["__main__"],
 ]

@@ -42,8 +42,8 @@ from perron.study import Run, Study
 if TYPE_CHECKING:
     import pandas as pd
 
-# What only looks at results does not decide them.
-LOOKERS = {"cli.py", "study_cli.py", "plots.py", "speedup.py", "conclusions"}
+# What only looks at results, or gets files, does not decide them.
+LOOKERS = {"cli.py", "study_cli.py", "data_cli.py", "fetch.py", "plots.py", "speedup.py", "conclusions"}
 POLL = 0.25  # seconds between looks at the progress
 _shared: Any = None  # in a worker: how far each run is
 _parent = 0
