@@ -16,7 +16,7 @@ LAYERS = [
     ["mixing", "eigen"],
     ["spectral", "authors", "files"],
     ["network", "node", "keyed", "schedule", "data", "options", "peers", "flat", "saved", "partition", "augment"],
-    ["algorithm", "problem", "pulse", "models"],
+    ["algorithm", "problem", "pulse", "models", "fetch"],
     ["algorithms", "problems", "theory", "agreement", "elastic", "wiring", "stripes"],
     ["metrics"],
     ["plots"],
@@ -29,7 +29,7 @@ LAYERS = [
     ["study"],
     ["experiment"],
     ["conclusions"],
-    ["study_cli"],
+    ["study_cli", "data_cli"],
     ["cli"],
     ["__main__"],
 ]

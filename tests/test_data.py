@@ -59,10 +59,17 @@ def test_files_are_found_by_the_environment(files, monkeypatch, tmp_path_factory
     monkeypatch.setenv("HOME", str(home))
     monkeypatch.delenv("PERRON_DATA", raising=False)
     assert data.find("mnist") is None
-    with pytest.raises(PerronError, match=r"MNIST was not found; looked in .*\.cache.*PERRON_DATA"):
+    with pytest.raises(
+        PerronError, match=r"MNIST was not found; looked in .*\.cache.*: perron data fetch mnist; .*PERRON_DATA"
+    ):
         data.load("mnist")
-    monkeypatch.setenv("PERRON_DATA", str(home))
+    monkeypatch.setenv("PERRON_DATA", "")  # as if it were not set, not the working directory
+    monkeypatch.chdir(home)
     (home / "mnist").symlink_to(files[0])
+    assert data.find("mnist") is None
+    assert data.cache("mnist") == home / ".cache" / "perron" / "mnist"
+    monkeypatch.setenv("PERRON_DATA", str(home))
+    assert data.cache("mnist") == home / "mnist"
     assert data.find("mnist") == home / "mnist"
     with pytest.raises(PerronError, match="digits, mnist"):
         data.load("minst")
@@ -160,10 +167,16 @@ def test_damaged_cifar10_files_are_refused(records, damage, message):
 def test_missing_files_are_named(records, files):
     (records[0] / "data_batch_2.bin").unlink()
     assert data.find("cifar10", records[0]) is None
-    with pytest.raises(PerronError, match=r"not complete: .*cifar-10-batches-bin has no data_batch_2\.bin\.$"):
+    with pytest.raises(
+        PerronError,
+        match=r"not complete: .*cifar-10-batches-bin has no data_batch_2\.bin\. To get it: perron data fetch cifar10 --to ",
+    ):
         data.load("cifar10", records[0].parent)
     (files[0] / data.FILES[2]).unlink()
-    with pytest.raises(PerronError, match=rf"MNIST is not complete: .* has no {data.FILES[2]}\.$"):
+    with pytest.raises(
+        PerronError,
+        match=rf"MNIST is not complete: .* has no {data.FILES[2]}\. To get it: perron data fetch mnist --to ",
+    ):
         data.load("mnist", files[0])
 
 

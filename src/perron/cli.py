@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from perron import study_cli
+from perron import data_cli, study_cli
 from perron.errors import PerronError
 
 if TYPE_CHECKING:
@@ -26,6 +26,7 @@ app = typer.Typer(
     rich_markup_mode="rich",
 )
 app.add_typer(study_cli.app, name="study")
+app.add_typer(data_cli.app, name="data")
 _debug = False
 
 

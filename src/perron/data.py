@@ -1,4 +1,4 @@
-"""Datasets of images, read from their official files. Nothing is downloaded, nothing is unpickled.
+"""Datasets of images, read from their official files (`fetch.py` gets them). Nothing is downloaded here, nothing is unpickled.
 
 `digits` comes with perron: 1,797 handwritten digits of 8 x 8 pixels, the test set of the UCI data set "Optical Recognition
 of Handwritten Digits" (E. Alpaydin, C. Kaynak 1998, CC BY 4.0), as scikit-learn has it. MNIST and Fashion-MNIST are read from the
@@ -60,7 +60,20 @@ def load(name: str, folder: str | Path | None = None) -> Images:
 
 def find(name: str, folder: str | Path | None = None) -> Path | None:
     """The directory that holds all files of a dataset, or None."""
-    return next((place for place in _places(name, folder) if not _missing(name, place)), None)
+    return next((place for place in _places(name, folder) if not missing(name, place)), None)
+
+
+def cache(name: str) -> Path:
+    """Where a dataset is kept: in ``$PERRON_DATA``, or in ``~/.cache/perron`` if that is not set or empty."""
+    named = os.environ.get("PERRON_DATA")
+    return (Path(named) if named else Path.home() / ".cache" / "perron") / name
+
+
+def missing(name: str, place: Path) -> list[str]:
+    """The files of a dataset that a directory lacks."""
+    if name == "cifar10":
+        return [file for file in CIFAR if not (place / file).exists()]
+    return [file for file in FILES if not ((place / file).exists() or (place / f"{file}.gz").exists())]
 
 
 def digits() -> Images:
@@ -78,27 +91,20 @@ def _places(name: str, folder: str | Path | None) -> list[Path]:
     if folder is not None:
         places = [Path(folder)]
     else:
-        named = [Path(os.environ["PERRON_DATA"]) / name] if "PERRON_DATA" in os.environ else []
-        places = [*named, Path.home() / ".cache" / "perron" / name]
+        places = list(dict.fromkeys([cache(name), Path.home() / ".cache" / "perron" / name]))
     return [each for place in places for each in (place, place / FOLDER)] if name == "cifar10" else places
-
-
-def _missing(name: str, place: Path) -> list[str]:
-    """The files of a dataset that a directory lacks."""
-    if name == "cifar10":
-        return [file for file in CIFAR if not (place / file).exists()]
-    return [file for file in FILES if not ((place / file).exists() or (place / f"{file}.gz").exists())]
 
 
 def _not_found(name: str, folder: str | Path | None) -> str:
     """Which files are missing where some are there, or else what to put where."""
     places, files = _places(name, folder), CIFAR if name == "cifar10" else FILES
+    remedy = f"perron data fetch {name}{'' if folder is None else f' --to {folder}'}"
     for place in places:
-        if len(missing := _missing(name, place)) < len(files):
-            return f"{TITLES[name]} is not complete: {place} has no {', '.join(missing)}."
+        if len(lacking := missing(name, place)) < len(files):
+            return f"{TITLES[name]} is not complete: {place} has no {', '.join(lacking)}. To get it: {remedy}"
     return (
-        f"{TITLES[name]} was not found; looked in {', '.join(map(str, places))}. Put its files {', '.join(files)}"
-        f"{'' if name == 'cifar10' else ' (.gz or not)'} into one of them, or set PERRON_DATA."
+        f"{TITLES[name]} was not found; looked in {', '.join(map(str, places))}. To get it: {remedy}; or put its files "
+        f"{', '.join(files)}{'' if name == 'cifar10' else ' (.gz or not)'} into one of them, or set PERRON_DATA."
     )
 
 

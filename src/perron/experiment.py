@@ -46,8 +46,8 @@ from perron.study import Study
 if TYPE_CHECKING:
     import pandas as pd
 
-# What only looks at results does not decide them.
-LOOKERS = {"cli.py", "study_cli.py", "plots.py", "speedup.py", "conclusions"}
+# What only looks at results, or gets files, does not decide them.
+LOOKERS = {"cli.py", "study_cli.py", "data_cli.py", "fetch.py", "plots.py", "speedup.py", "conclusions"}
 POLL = 0.25  # seconds between looks at the progress
 TURN = 3.0  # seconds for which one run is in the news
 TOLD = ("loss_mean", "grad_norm_sq", "test_accuracy")  # of a run under way, besides its step
