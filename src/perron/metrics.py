@@ -144,9 +144,9 @@ class BatchLoss:
     """
 
     every_step = True
-    __name__ = "batch_loss"
 
     def __init__(self) -> None:
+        self.__name__ = "batch_loss"
         self._sum, self._count = torch.empty(0), torch.zeros(())
 
     def observe(self, now: Snapshot) -> None:
@@ -292,7 +292,7 @@ def _named(name: str) -> Metric:
     block = name.removeprefix(BLOCKS)
     if block != name and block.isdecimal():
         return ResidualBlocks(int(block))
-    if name == BatchLoss.__name__:
+    if name == "batch_loss":
         return BatchLoss()
     if name not in METRICS:
         raise PerronError(
