@@ -22,8 +22,8 @@ from pathlib import Path, PurePosixPath
 from typing import IO, NamedTuple
 
 from perron import data
+from perron.atomic import write_bytes
 from perron.errors import FileError, PerronError
-from perron.files import write_bytes
 
 # Of the official files, unpacked, so that it does not matter how they were packed.
 MD5 = {

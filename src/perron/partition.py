@@ -12,6 +12,7 @@ from torch import Tensor
 
 from perron.errors import PerronError
 from perron.graph import FloatArray, IntArray
+from perron.options import named
 
 ROUNDS = 1000  # of proportional fitting at most; it takes a few dozen
 CLOSE = 0.25  # samples: margins that are met so well are met
@@ -67,6 +68,24 @@ PARTITIONS: dict[str, Callable[..., list[Tensor]]] = {
     "by_label": by_label,
     "by_shard": by_shard,
 }
+
+
+def deal(
+    labels: Tensor,
+    nodes: int,
+    *,
+    partition: str = "dirichlet",
+    concentration: float = 0.9,
+    shards: int = 2,
+    seed: int = 0,
+) -> list[Tensor]:
+    """Deal samples out by a rule's name; options of other rules are left aside."""
+    rule = named(partition, PARTITIONS, "partition")
+    own: dict[str, dict[str, Any]] = {
+        "dirichlet": {"concentration": concentration},
+        "by_shard": {"shards": shards},
+    }
+    return rule(labels, nodes, seed=seed, **own.get(partition, {}))
 
 
 def table(labels: Tensor, parts: list[Tensor], classes: int | None = None) -> IntArray:

@@ -13,7 +13,7 @@ import numpy as np
 
 from perron.atomic import write_bytes
 from perron.errors import FileError, GraphError
-from perron.graph import FloatArray, Graph
+from perron.graph import FloatArray, Graph, IntArray
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -119,6 +119,7 @@ def panels(
     log_x: bool = False,
     points: bool = False,
     legend: str | None = None,
+    shares: bool = False,
 ) -> Figure:
     """A grid of panels with logarithmic y axes and one legend for all; the same label has the same colour in each.
 
@@ -128,8 +129,10 @@ def panels(
         log_x: whether x is logarithmic too; the values of x are then the ticks.
         points: whether to mark the points and draw error bars instead of bands.
         legend: its title.
+        shares: whether y is a share between 0 and 1, shown in percent on a plain axis.
     """
     from matplotlib.figure import Figure
+    from matplotlib.ticker import PercentFormatter
 
     width = min(columns, len(content))
     height = -(-len(content) // width)
@@ -144,7 +147,10 @@ def panels(
             colour, marker = (GREY, "") if line.guide else style[line.label]
             handles.setdefault(line.label, _line(panel, line, colour, marker, points))
         panel.set_title(title, fontsize=10, color=INK)
-        panel.set_yscale("log")
+        if shares:
+            panel.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
+        else:
+            panel.set_yscale("log")
         panel.grid(alpha=0.25, linewidth=0.6)
         panel.tick_params(labelsize=8, which="both")
         panel.spines[["top", "right"]].set_visible(False)
@@ -170,6 +176,32 @@ def panels(
         fontsize=9,
         title_fontsize=9,
     )
+    return figure
+
+
+def heat_maps(content: Mapping[str, IntArray]) -> Figure:
+    """Tables of counts side by side, ``(nodes, classes)`` each, as the samples that nodes have; one scale for all."""
+    from matplotlib.figure import Figure
+
+    rows = max(len(counts) for counts in content.values())
+    figure = Figure(figsize=(4.4 * len(content), 0.24 * rows + 1.6), layout="constrained")
+    axes = figure.subplots(1, len(content), squeeze=False, sharey=True).ravel()
+    most = max(int(counts.max()) for counts in content.values())
+    for place, (panel, (title, counts)) in enumerate(zip(axes, content.items(), strict=True)):
+        image = panel.imshow(counts, aspect="auto", cmap="Blues", vmin=0, vmax=most)
+        for node, row in enumerate(counts.tolist()):
+            for label, count in enumerate(row):
+                colour = "white" if count > 0.6 * most else INK
+                panel.text(label, node, str(count), ha="center", va="center", fontsize=6, color=colour)
+        panel.set_title(title, fontsize=10, color=INK)
+        panel.set_xlabel("class", fontsize=9)
+        panel.set_xticks(range(counts.shape[1]))
+        panel.set_yticks(range(len(counts)))
+        panel.tick_params(labelsize=8, length=0)
+        panel.spines[:].set_visible(False)
+        if not place:
+            panel.set_ylabel("node", fontsize=9)
+    figure.colorbar(image, ax=axes.tolist(), label="samples", shrink=0.8)
     return figure
 
 

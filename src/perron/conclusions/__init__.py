@@ -20,6 +20,7 @@ from perron.conclusions.conclusion import Conclusion
 from perron.conclusions.networks import networks
 from perron.conclusions.residual import residual
 from perron.conclusions.speedup import speedup
+from perron.conclusions.training import training
 from perron.errors import PerronError
 from perron.experiment import Outcome
 
@@ -29,6 +30,7 @@ CONCLUSIONS: dict[str, Callable[[Outcome], Conclusion]] = {
     "residual": residual,
     "comparison": comparison,
     "topologies": networks,
+    "training": training,
 }
 
 

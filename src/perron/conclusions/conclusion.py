@@ -54,9 +54,9 @@ def contenders(table: Table) -> Iterator[tuple[str, str, Table]]:
         yield label, algorithm, part
 
 
-def curve(run: Table, label: str, floor: float | None = None) -> Line:
+def curve(run: Table, label: str, floor: float | None = None, metric: str = METRIC) -> Line:
     """The mean of a run over its trials, with its standard error."""
-    steps, values = series(run, METRIC)
+    steps, values = series(run, metric)
     trials = values.shape[1]
     with np.errstate(invalid="ignore", over="ignore"):  # of runs that diverged
         mean, error = values.mean(axis=1), values.std(axis=1, ddof=1) / np.sqrt(trials) if trials > 1 else None

@@ -19,7 +19,7 @@ from perron.errors import PerronError
 from perron.flat import averaged
 from perron.keyed import Keyed
 from perron.options import named
-from perron.partition import PARTITIONS
+from perron.partition import deal
 from perron.problem import Problem
 from perron.problems.stacked import Stacked
 
@@ -152,11 +152,6 @@ class Neural(Problem):
             if not 1 <= samples <= len(content.labels):
                 raise PerronError(f"{data} has {len(content.labels):,} training images; got samples={samples}.")
             content = content._replace(images=content.images[:samples], labels=content.labels[:samples])
-        rule = named(partition, PARTITIONS, "partition")
-        extra: dict[str, dict[str, Any]] = {
-            "dirichlet": {"concentration": concentration},
-            "by_shard": {"shards": shards},
-        }
         shape: Any = tuple(content.images.shape[1:])
         options: dict[str, Any] = {} if width is None else {"width": width}
         if model == "mlp":
@@ -172,7 +167,7 @@ class Neural(Problem):
         return cls(
             made(0),
             content._replace(labels=content.labels.long(), test_labels=content.test_labels.long()),
-            rule(content.labels, nodes, seed=seed, **extra.get(partition, {})),
+            deal(content.labels, nodes, partition=partition, concentration=concentration, shards=shards, seed=seed),
             batch=batch,
             sampling=sampling,
             augment=named(augment, augmentations.PRESETS, "augmentation"),

@@ -1,0 +1,194 @@
+"""Networks that are trained: losses and accuracies."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from perron import data, partition, plots
+from perron.conclusions.conclusion import (
+    Conclusion,
+    Table,
+    contenders,
+    curve,
+    file_name,
+    panel_title,
+    spoken,
+    strings,
+    told,
+    variants,
+    with_error,
+)  # fmt: skip
+from perron.errors import PerronError
+from perron.experiment import Outcome
+from perron.plots import Line
+from perron.run import Run
+from perron.speedup import series, time_to
+
+LOSS, RIGHT = "loss_mean", "test_accuracy"
+AXES = {  # what is drawn, if it was measured
+    LOSS: ("loss", "training loss of the averaged model"),
+    RIGHT: ("accuracy", "test accuracy of the averaged model"),
+    "grad_norm_batch": ("batch-gradient", r"$\|\bar g\|/\sqrt{P}$ of minibatches (mostly their noise)"),
+}
+COLUMNS = {  # of the table, if they were measured
+    LOSS: "training loss",
+    "test_loss": "test loss",
+    RIGHT: "accuracy",
+    "test_accuracy_weighted": "of x-hat",
+    "test_accuracy_local": "of nodes, mean",
+    "test_accuracy_worst": "of nodes, worst",
+    "consensus_error_sq": "consensus error",
+}
+
+
+def training(outcome: Outcome) -> Conclusion:
+    """Curves of networks that are trained, what they end with, and the steps they take to a training loss."""
+    found, rows, times = Conclusion(), [], []
+    for metric, (name, title) in AXES.items():
+        if metric in outcome.table:
+            content = {
+                panel: [replace(curve(run, label, metric=metric), width=1.4) for label, run in lines]
+                for panel, lines in _panels(outcome.table).items()
+            }
+            content = {panel: [_from_first(line) for line in lines] for panel, lines in content.items()}
+            shares = metric == RIGHT
+            found.figures[name] = plots.panels(content, x="step", y=title, shares=shares)
+    for variant, part in variants(outcome.table, but=("algorithm", "weights")):
+        for topology, same in part.groupby("topology", sort=False):
+            baseline: dict[str, dict[float, float]] = {}
+            for n, those in same.groupby("nodes", sort=True):
+                for label, _, run in contenders(those):
+                    own = {"variant": told(variant), "topology": topology, "nodes": int(n), "algorithm": label}
+                    rows.append(own | _ends(run))
+                    if LOSS in run:
+                        steps = _times(run, outcome.study.losses)
+                        baseline.setdefault(label, steps)
+                        times += [
+                            own | {"loss": loss, "steps": when, "faster": baseline[label][loss] / when}
+                            for loss, when in steps.items()
+                        ]
+    found.summary = {"ends": rows, "times": times}
+    found.tables[f"After {_steps(outcome.table)} steps"] = strings([_cells(row) for row in rows])
+    if reached := [row for row in times if np.isfinite(row["steps"])]:
+        found.tables["Steps to a training loss"] = _time_table(reached)
+    found.sentences = _sentences(rows, times, trials=int(outcome.table.trials.max()))
+    _draw_partition(outcome, found)
+    return found
+
+
+def _panels(table: Table) -> dict[str, list[tuple[str, Table]]]:
+    """For each panel, the runs it shows, by label: number of nodes or algorithm, whichever varies."""
+    found: dict[str, list[tuple[str, Table]]] = {}
+    for variant, part in variants(table, but=("algorithm", "weights")):
+        several = part.groupby(["algorithm", "weights"]).ngroups > 1
+        for (topology, n), same in part.groupby(["topology", "nodes"], sort=False):
+            title = [spoken(topology)] + ([f"n = {n}"] if several else [])
+            lines = found.setdefault(panel_title(variant, *title), [])
+            lines += [(label if several else f"n = {n}", run) for label, _, run in contenders(same)]
+    return found
+
+
+def _from_first(line: Line) -> Line:
+    """Without what has no value, as at the start."""
+    known = np.isfinite(line.y)
+    error = None if line.error is None else line.error[known]
+    return replace(line, x=line.x[known], y=line.y[known], error=error)
+
+
+def _ends(run: Table) -> dict[str, Any]:
+    """The last record of a run: means over trials, with their errors."""
+    row: dict[str, Any] = {"lr": float(run.lr.iloc[0])}
+    for metric in COLUMNS:
+        if metric in run:
+            last = series(run, metric)[1][-1]
+            error = float(last.std(ddof=1)) / np.sqrt(len(last)) if len(last) > 1 else np.nan
+            row |= {metric: float(last.mean()), f"{metric}_error": error}
+    return row
+
+
+def _times(run: Table, losses: list[float]) -> dict[float, float]:
+    """Steps until the loss, averaged over trials, stays below each of the given ones."""
+    steps, values = series(run, LOSS)
+    mean = values.mean(axis=1)
+    return {loss: float(time_to(steps, mean, loss)) for loss in losses}
+
+
+def _steps(table: Table) -> str:
+    many = sorted(set(table.groupby("run").step.max()))
+    return f"{many[0]:,}" if len(many) == 1 else f"{many[0]:,} to {many[-1]:,}"
+
+
+def _cells(row: dict[str, Any]) -> dict[str, str]:
+    cells = ({"variant": row["variant"]} if row["variant"] else {}) | {
+        "topology": spoken(row["topology"]),
+        "nodes": str(row["nodes"]),
+        "algorithm": row["algorithm"],
+        "lr": f"{row['lr']:.3g}",
+    }
+    for metric, title in COLUMNS.items():
+        if metric in row:
+            value, error = row[metric], row[f"{metric}_error"]
+            share = "accuracy" in metric
+            text = with_error(100 * value, 100 * error, ".2f") if share else with_error(value, error, ".3g")
+            cells[title] = f"{text} %" if share else text
+    return cells
+
+
+def _time_table(times: list[dict[str, Any]]) -> Table:
+    rows = []
+    for row in times:
+        who = f"{spoken(row['topology'])}, {row['algorithm']}" + (f", {row['variant']}" if row["variant"] else "")
+        faster = f" ({row['faster']:.2f}x)" if np.isfinite(row["faster"]) and row["faster"] != 1 else ""
+        rows.append({"network": who, "n": row["nodes"], f"loss {row['loss']:g}": f"{row['steps']:,.0f}{faster}"})
+    merged: dict[tuple[str, int], dict[str, str]] = {}
+    for one in rows:
+        merged.setdefault((one["network"], one["n"]), {}).update({key: str(value) for key, value in one.items()})
+    return strings(list(merged.values()))
+
+
+def _sentences(rows: list[dict[str, Any]], times: list[dict[str, Any]], *, trials: int) -> list[str]:
+    said = []
+    if any(RIGHT in row for row in rows):
+        best = max(rows, key=lambda row: row.get(RIGHT, -1.0))
+        said.append(
+            f"Best: {best['algorithm']} with n = {best['nodes']} on {spoken(best['topology'])}, whose averaged model gets "
+            f"{best[RIGHT]:.2%} of the test set right."
+        )
+    most = max(row["nodes"] for row in rows)
+    faster = [row for row in times if row["nodes"] == most > 1 and np.isfinite(row["faster"])]
+    if faster:
+        low, high = (f(row["faster"] for row in faster) for f in (min, max))
+        said.append(
+            f"To the training losses of the table, {most} nodes take {low:.1f} to {high:.1f} times fewer steps than the fewest "
+            f"nodes do with the same step size."
+        )
+    one = "a single run each, without error bars" if trials == 1 else f"means over {trials} runs each"
+    said.append(f"Curves and numbers are {one}.")
+    return said
+
+
+def _draw_partition(outcome: Outcome, found: Conclusion) -> None:
+    """How many samples of each class nodes have, dealt out evenly and as in the study; with 16 nodes, or as many as there are."""
+    runs = [run for run in outcome.study.runs if run.problem["kind"] == "images" and run.nodes > 1]
+    if not runs:
+        return
+    run = min(runs, key=lambda run: abs(run.nodes - 16))
+    try:
+        labels = data.load(run.problem["data"], run.problem["folder"]).labels[: run.problem["samples"]]
+    except PerronError:
+        found.sentences.append(f"The partition was not drawn: {run.problem['data']} is not on this machine.")
+        return
+    found.figures[file_name("partition", {})] = plots.heat_maps(
+        {
+            f"{spoken(rule)}, n = {run.nodes}": partition.table(labels, _parts(labels, run, rule))
+            for rule in dict.fromkeys(["iid", run.problem["partition"]])
+        }
+    )
+
+
+def _parts(labels: Any, run: Run, rule: str) -> list[Any]:
+    own = {key: run.problem[key] for key in ("concentration", "shards", "seed")}
+    return partition.deal(labels, run.nodes, partition=rule, **own)
