@@ -111,7 +111,7 @@ def test_algorithms_and_topologies_take_options(quick):
         ({"problem.kind": "cubic"}, "problem: kind is one of logistic, quadratic"),
         ({"problem.dim": "three"}, r"problem.*dim.*got 'three'"),
         ({"nodes": {"grid": [4]}}, "nodes: 'grid' is not among the study's topologies"),
-        ({"nodes": {"ring": [4]}}, "nodes: no node counts for exponential"),
+        ({"nodes": {"ring": [4]}}, "nodes: nothing for exponential"),
         ({"conclusion": "success"}, "conclusion"),
         ({"trials": 0}, "trials"),
         ({"problem.kind": ["quadratic", "logistic"]}, "kind is one of"),

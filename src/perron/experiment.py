@@ -139,7 +139,10 @@ def read_study(folder: str | Path) -> Outcome:
 
 
 def do(
-    run: Run, tell: Callable[[int, int, Mapping[str, float]], None] | None = None, kept: Path | None = None
+    run: Run,
+    tell: Callable[[int, int, Mapping[str, float]], None] | None = None,
+    kept: Path | None = None,
+    save_every: float = 60.0,
 ) -> tuple[pd.DataFrame, list[str]]:
     """One run: its table, and the warnings it gave. It is kept in a file, if given, and goes on from it."""
     import torch
@@ -166,6 +169,7 @@ def do(
             device=run.device,
             progress=(lambda step, values: tell(step, steps, values)) if tell else False,
             checkpoint=kept,
+            save_every=save_every,
         )
     if history.interrupted:
         raise KeyboardInterrupt  # half a run is none
@@ -224,8 +228,8 @@ def _run_all(
         futures: dict[Any, Run] = {}
         with _without_interrupts():
             for i in order:
-                target = folder / "runs" / _name(todo[i])
-                futures[pool.schedule(_work, args=[todo[i], i, target], timeout=60 * study.timeout)] = todo[i]
+                arguments = [todo[i], i, folder / "runs" / _name(todo[i]), study.save_every]
+                futures[pool.schedule(_work, args=arguments, timeout=60 * study.timeout)] = todo[i]
         pending: set[Any] = set(futures)
         while pending:
             done, pending = wait(pending, timeout=POLL)
@@ -300,7 +304,7 @@ def _begin(shared: Any, parent: int) -> None:
     threadpool_limits(1)
 
 
-def _work(run: Run, place: int, target: Path) -> None:
+def _work(run: Run, place: int, target: Path, save_every: float) -> None:
     """A run in a worker; its files are the target with a suffix."""
 
     def tell(step: int, steps: int, values: Mapping[str, float]) -> None:
@@ -310,7 +314,7 @@ def _work(run: Run, place: int, target: Path) -> None:
         _shared[FACTS * place : FACTS * (place + 1)] = facts
 
     started, kept = time.perf_counter(), target.with_suffix(PARTIAL)
-    table, warned = do(run, tell, kept)
+    table, warned = do(run, tell, kept, save_every)
     told = {"run": run.model_dump(mode="json"), "seconds": round(time.perf_counter() - started, 3), "warnings": warned}
     _write_json(target.with_suffix(".json"), told)
     write_bytes(target.with_suffix(".parquet"), table.to_parquet(index=False))  # last: now it is finished

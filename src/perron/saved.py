@@ -30,7 +30,7 @@ CHUNK = 2**24
 
 def write(path: str | Path, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> Path:
     """Write tensors by name, and facts that JSON can hold."""
-    ordered = sorted(tensors.items(), key=lambda item: -item[1].element_size())  # so that all are aligned
+    ordered = sorted(tensors.items(), key=lambda item: (-item[1].element_size(), item[0]))  # so that all are aligned
     header: dict[str, Any] = {"__metadata__": {"facts": json.dumps(facts)}}
     place = 0
     for name, tensor in ordered:

@@ -47,15 +47,17 @@ class Stripes:
         steps = [
             self.algorithm.step(self._stripe(part), node, lr) for part, node in zip(self.parts, nodes, strict=True)
         ]
-        points = [next(step) for step in steps]
+        points: list[Any] = [None] * len(steps)
+        grad: Tensor | None = None
         new: Any = None
         while new is None:
-            grad = gradient(self._whole(points))
             for place, (step, part) in enumerate(zip(steps, self.parts, strict=True)):
                 try:
-                    points[place] = step.send(grad[..., part])
+                    points[place] = step.send(None if grad is None else grad[..., part])  # type: ignore[arg-type]
                 except StopIteration as done:
                     new = self._written(done.value, part)
+            if new is None:
+                grad = gradient(self._whole(points))
         # What all stripes share changes when all are done.
         self.state = type(self.state)(
             *(own if self._is_wide(own) else value for own, value in zip(self.state, new, strict=True))

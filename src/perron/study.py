@@ -66,6 +66,7 @@ def _chosen(value: Any) -> Any:
 
 
 T = TypeVar("T")
+Rate = Annotated[float, Field(gt=0, allow_inf_nan=False)] | Literal["default"]
 Many = Annotated[list[T], BeforeValidator(_listed), Field(min_length=1)]
 Choices = Annotated[list[Choice], BeforeValidator(_chosen), Field(min_length=1)]
 
@@ -84,7 +85,8 @@ class Study(BaseModel):
         weights: names of weight rules, or ``"authors"`` for the networks that the paper's authors released.
         network_seed: of random topologies and weights.
         algorithms: names, or tables with options; the option ``weights`` overrides the study's.
-        lr: learning rates, or ``"default"`` for each algorithm's own rule.
+        lr: learning rates, or ``"default"`` for each algorithm's own rule; or a table of them by topology, with ``default`` for
+            the others.
         equal_effective_step: whether lr is the *effective* step, so that each algorithm gets lr divided by its factor (c for
             Push-Pull, n for pull-only methods).
         steps: how many; with ``horizon``, at most so many.
@@ -96,6 +98,7 @@ class Study(BaseModel):
         losses: for the conclusion training, values of the training loss to be reached.
         precision: ``"float32"`` or ``"float64"``; the problem's own by default.
         device: where tensors live, as ``"cuda"``.
+        save_every: seconds between two times that a run under way is saved.
         timeout: minutes after which a run counts as hung.
     """
 
@@ -110,7 +113,7 @@ class Study(BaseModel):
     weights: Many[str] = Field(default_factory=lambda: ["random_integer"])
     network_seed: Many[Annotated[int, Field(ge=0)]] = Field(default_factory=lambda: [0])
     algorithms: Choices = Field(default_factory=lambda: [Choice(name="push_pull")])
-    lr: Many[Annotated[float, Field(gt=0, allow_inf_nan=False)] | Literal["default"]] = ["default"]
+    lr: dict[str, Many[Rate]] = Field(default={"default": ["default"]}, validate_default=True)
     equal_effective_step: bool = False
     steps: Annotated[int, Field(ge=0)] = 1000
     horizon: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
@@ -122,22 +125,23 @@ class Study(BaseModel):
     losses: Many[Annotated[float, Field(gt=0)]] = Field(default_factory=lambda: [0.3, 0.1, 0.03])
     precision: Literal["float32", "float64"] | None = None
     device: str = "cpu"
+    save_every: Annotated[float, Field(ge=0)] = 60.0
     timeout: Annotated[float, Field(gt=0)] = 120.0
 
-    @field_validator("nodes", mode="before")
+    @field_validator("nodes", "lr", mode="before")
     @classmethod
-    def _default_nodes(cls, value: Any) -> Any:
+    def _for_all(cls, value: Any) -> Any:
         return value if isinstance(value, dict) else {"default": value}
 
-    @field_validator("nodes")
+    @field_validator("nodes", "lr")
     @classmethod
-    def _known_nodes(cls, value: dict[str, list[int]], info: Any) -> dict[str, list[int]]:
+    def _known_topology(cls, value: dict[str, list[Any]], info: Any) -> dict[str, list[Any]]:
         named = [choice.name for choice in info.data.get("topologies", [])]
         for name in value:
             if name != "default" and name.partition("/")[0] not in named:
                 raise ValueError(f"{name!r} is not among the study's topologies: {', '.join(named)}")
         if "default" not in value and (missing := [name for name in named if name not in value]):
-            raise ValueError(f"no node counts for {', '.join(missing)}: add them, or default = [...]")
+            raise ValueError(f"nothing for {', '.join(missing)}: add it, or default = ...")
         return value
 
     @field_validator("problem")
@@ -220,7 +224,7 @@ class Study(BaseModel):
             dict(zip(self.problem, values, strict=True)) for values in product(*map(_listed, self.problem.values()))
         ]
         for problem, topology, seed, network_seed in product(problems, self.topologies, self.seeds, self.network_seed):
-            for algorithm, lr in product(self.algorithms, self.lr):
+            for algorithm, lr in product(self.algorithms, self.lr.get(topology.name) or self.lr["default"]):
                 options = algorithm.options
                 own = options.pop("weights", None)
                 for weights in [own] if own else self.weights:

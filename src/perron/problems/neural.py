@@ -87,7 +87,7 @@ class Neural(Problem):
         self._sizes = [param.numel() for param in self._params]
         self.nodes, self.dim = len(self.parts), sum(self._sizes)
         self._start = vector(self.model) if start is None else start.detach().clone()
-        self._shift, self._scale = _normalised(data.images)
+        self._moments = _normalised(data.images)
         self._prepare(self._params[0].dtype, torch.device("cpu"))
 
     def _prepare(self, dtype: torch.dtype, device: torch.device | str) -> None:
@@ -106,7 +106,7 @@ class Neural(Problem):
         self._own = {name: module._buffers[key].clone() for name, (module, key) in self._places.items()}
         self._buffers: dict[str, Tensor] = {}  # of all nodes, (rows, ...), from the first gradient on
         self.data = Images(*(part.to(device) for part in self.data))
-        self._shift, self._scale = (part.to(device, dtype) for part in (self._shift, self._scale))
+        self._shift, self._scale = (part.to(device, dtype) for part in self._moments)
         self._counts = torch.tensor([len(part) for part in self.parts], device=device)
         self._indices = nn.utils.rnn.pad_sequence(self.parts, batch_first=True).to(device)  # (n, longest)
         self._orders: tuple[Keyed | None, dict[int, Tensor]] = (None, {})
