@@ -11,8 +11,8 @@ import time
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
-from torch.nn.functional import cross_entropy, pad, relu
+from torch import Tensor
+from torch.nn.functional import cross_entropy
 
 import perron
 
@@ -28,42 +28,8 @@ parser.add_argument("--batch", type=int, default=32, help="of each node")
 options = parser.parse_args()
 
 
-class Block(nn.Module):
-    """Two convolutions, and a way around them."""
-
-    def __init__(self, channels: int, wider: int, stride: int) -> None:
-        super().__init__()
-        self.first = nn.Sequential(nn.Conv2d(channels, wider, 3, stride, 1, bias=False), nn.BatchNorm2d(wider))
-        self.second = nn.Sequential(nn.Conv2d(wider, wider, 3, 1, 1, bias=False), nn.BatchNorm2d(wider))
-        around = nn.Sequential(nn.Conv2d(channels, wider, 1, stride, bias=False), nn.BatchNorm2d(wider))
-        self.around = around if stride > 1 else nn.Identity()
-
-    def forward(self, x: Tensor) -> Tensor:
-        return relu(self.second(relu(self.first(x))) + self.around(x))
-
-
-def resnet18(channels: int, width: int) -> nn.Sequential:
-    layers = [nn.Conv2d(channels, width, 3, 1, 1, bias=False), nn.BatchNorm2d(width), nn.ReLU(), Block(width, width, 1)]
-    for stage in range(3):
-        wide = width * 2**stage
-        layers += [Block(wide, wide, 1), Block(wide, 2 * wide, 2)]
-    return nn.Sequential(
-        *layers, Block(8 * width, 8 * width, 1), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8 * width, 10)
-    )
-
-
 def prepared(images: Tensor) -> Tensor:
     return (images / 255.0 - 0.5) / 0.25
-
-
-def augmented(images: Tensor, mirrored: bool) -> Tensor:
-    """Each image moved by up to an eighth of its size, and half of them mirrored."""
-    count, _, side, _ = images.shape
-    if mirrored:
-        images = torch.where(torch.rand(count, 1, 1, 1) < 0.5, images.flip(-1), images)
-    margin, each = side // 8, torch.arange(count)[:, None, None]
-    rows, columns = torch.randint(2 * margin + 1, (2, count, 1)) + torch.arange(side)
-    return pad(images, [margin] * 4)[each, :, rows[:, :, None], columns[:, None, :]].permute(0, 3, 1, 2)
 
 
 rank, size = perron.distributed.init()
@@ -73,7 +39,8 @@ data = perron.data.load(name, options.data)
 images, labels = data.images[rank::size], data.labels[rank::size].long()  # every node has its own samples
 test_images, test_labels = data.test_images[rank::size], data.test_labels[rank::size]  # and tests a part
 torch.manual_seed(rank)  # of batches and augmentation; the optimizer starts all nodes from rank 0's model
-model = resnet18(images.shape[1], options.width)
+model = perron.models.build("resnet18", images.shape[1:], classes=10, width=options.width)
+augment = perron.augment.Augmentation(crop=images.shape[2] // 8, flip=name == "cifar10")  # digits have no mirror image
 steps = options.steps or (1000 if name == "cifar10" else 150)
 optimizer = perron.optim.Decentralized(
     model, perron.ALGORITHMS[options.algorithm], options.graph, lr=options.lr, weight_decay=5e-4, wire=options.wire
@@ -84,7 +51,8 @@ for stop in range(every, steps + 1, every):
     while optimizer.steps < stop:  # as many steps on every node
         batch = torch.randint(len(images), (options.batch,))
         optimizer.zero_grad()
-        cross_entropy(model(augmented(prepared(images[batch]), name == "cifar10")), labels[batch]).backward()
+        changed = augment(prepared(images[batch]), torch.rand(options.batch, augment.numbers))
+        cross_entropy(model(changed), labels[batch]).backward()
         optimizer.step()
         scheduler.step()
     model.eval()

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from perron import (
         algorithms,
+        augment,
         authors,
         checkpoint,
         data,
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
         errors,
         files,
         metrics,
+        models,
         optim,
         plots,
         problems,
@@ -97,8 +99,8 @@ _HOME = {
     "conclusions": ["conclude"],
 }  # fmt: skip
 _MODULES = [
-    "algorithms", "authors", "checkpoint", "data", "distributed", "errors", "files", "metrics", "optim", "plots", "problems",
-    "schedule", "spectral", "speedup", "study", "theory", "topologies", "wiring",
+    "algorithms", "augment", "authors", "checkpoint", "data", "distributed", "errors", "files", "metrics", "models", "optim",
+    "plots", "problems", "schedule", "spectral", "speedup", "study", "theory", "topologies", "wiring",
 ]  # fmt: skip
 _MODULE_OF = {name: module for module, names in _HOME.items() for name in names}
 

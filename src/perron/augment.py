@@ -1,7 +1,7 @@
 """Augmentation of batches of images. What is random is given in, so that `perron.keyed` makes it the same everywhere.
 
-Crop and flip only move pixels, of any range. Rotation, jitter and grayscale compute in float: they take floats in [0, 1]
-and return such, or take uint8 and round back to it. So augment first, normalise afterwards; bytes move faster, too.
+Crop and flip only move pixels, of any range. Rotation, jitter and grayscale compute in float: they take floats in
+[0, 1] and return such, or take uint8 and round back to it. So augment first, normalise afterwards.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from math import radians
 
 import torch
 from torch import Tensor
-from torch.nn.functional import affine_grid, grid_sample, pad
+from torch.nn.functional import grid_sample, pad
 
 from perron.errors import PerronError
 
@@ -49,17 +49,19 @@ class Augmentation:
     def __post_init__(self) -> None:
         if not isinstance(self.crop, int) or self.crop < 0:
             raise PerronError(f"Augmentation needs crop as a whole number of pixels, at least 0; got {self.crop!r}.")
+        if not isinstance(self.flip, bool):
+            raise PerronError(f"Augmentation needs flip as True (half of the images) or False; got {self.flip!r}.")
         for name, most in (("rotation", 180), ("jitter", 1), ("grayscale", 1)):
             if not 0 <= (value := getattr(self, name)) <= most:
                 raise PerronError(f"Augmentation needs 0 <= {name} <= {most}; got {value}.")
 
     @property
     def numbers(self) -> int:
-        """Uniform numbers that each image needs: 2 for crop, 1 for flip, 1 for rotation, 3 for jitter, 1 for grayscale."""
+        """Uniform numbers for each image: 2 for crop, 1 for flip, 1 for rotation, 3 for jitter, 1 for grayscale."""
         return 2 * (self.crop > 0) + self.flip + (self.rotation > 0) + 3 * (self.jitter > 0) + (self.grayscale > 0)
 
     def __call__(self, images: Tensor, uniform: Tensor) -> Tensor:
-        """Images ``(batch, channels, height, width)`` changed as ``uniform``, ``(batch, numbers)``, says; same dtype."""
+        """Images ``(batch, channels, height, width)``, changed as ``uniform``, ``(batch, numbers)``, says."""
         self._check(images, uniform)
         columns = iter(uniform.unbind(1))
         if self.crop or self.flip:
@@ -71,15 +73,13 @@ class Augmentation:
         if self.rotation:
             result = _rotated(result, (2 * next(columns) - 1) * radians(self.rotation))
         if self.jitter:
-            factors = [
-                (1 + self.jitter * (2 * next(columns) - 1)).to(result.dtype)[:, None, None, None] for _ in range(3)
-            ]
+            factors = [_each(1 + self.jitter * (2 * next(columns) - 1), result) for _ in range(3)]
             result = (result * factors[0]).clamp_(0, 1)
             gray = _luminance(result.mean((2, 3), keepdim=True))  # the mean of the luminance, as that is linear
             result = gray.lerp(result, factors[1]).clamp_(0, 1)
             result = _luminance(result).lerp(result, factors[2]).clamp_(0, 1)
         if self.grayscale:
-            kept = (next(columns) >= self.grayscale).to(result.dtype)[:, None, None, None]
+            kept = _each(next(columns) >= self.grayscale, result)
             result = _luminance(result).lerp(result, kept)  # exact at 0 and at 1, and faster than `where`
         return result.mul_(255).round_().to(torch.uint8) if whole else result
 
@@ -89,11 +89,8 @@ class Augmentation:
                 "Augmentation takes images (batch, channels, height, width) as uint8 or floats; "
                 f"got {tuple(images.shape)} as {images.dtype}."
             )
-        if uniform.shape != (len(images), self.numbers):
-            raise PerronError(
-                f"{len(images)} images need uniform numbers of shape ({len(images)}, {self.numbers}), see "
-                f"Augmentation.numbers; got {tuple(uniform.shape)}."
-            )
+        if uniform.shape != (size := (len(images), self.numbers)):
+            raise PerronError(f"These images need uniform (batch, numbers) = {size}; got {tuple(uniform.shape)}.")
         if (self.jitter or self.grayscale) and images.shape[1] not in (1, 3):
             raise PerronError(f"Jitter and grayscale need 1 channel or 3 (RGB); got {images.shape[1]}.")
         if (self.rotation or self.jitter or self.grayscale) and images.is_floating_point():
@@ -110,33 +107,34 @@ class Augmentation:
         One `gather` takes half as long as windows (`unfold`), a fifth of an index by rows and columns.
         """
         batch, channels, height, width = images.shape
-        margin = self.crop
-        y, x = torch.arange(height, device=images.device), torch.arange(width, device=images.device)
-        rows, places = y.expand(batch, -1), x.expand(batch, -1)  # (batch, height), (batch, width)
-        top, left = (_below(next(columns), 2 * margin + 1) if margin else 0 for _ in range(2))
+        rows, places = (torch.arange(side, device=images.device).expand(batch, -1) for side in (height, width))
+        most = 2 * self.crop  # the last of the places where the window can be
+        top, left = ((next(columns) * (most + 1)).long().clamp_(max=most)[:, None] if most else 0 for _ in range(2))
         if self.flip:
             places = torch.where(next(columns)[:, None] < 0.5, width - 1 - places, places)
-        index = ((rows + top) * (width + 2 * margin))[:, :, None] + (places + left)[:, None, :]
-        padded = pad(images.contiguous(), [margin] * 4).view(batch, channels, -1)
+        index = ((rows + top) * (width + most))[:, :, None] + (places + left)[:, None, :]  # (batch, height, width)
+        padded = pad(images.contiguous(), [self.crop] * 4).view(batch, channels, -1)
         return padded.gather(2, index.view(batch, 1, -1).expand(-1, channels, -1)).view(images.shape)
 
 
-def _below(uniform: Tensor, high: int) -> Tensor:
-    """Whole numbers 0 .. high-1, as a column."""
-    return (uniform * high).long().clamp_(max=high - 1)[:, None]
+def _each(numbers: Tensor, images: Tensor) -> Tensor:
+    """A number for each image, to compute with all of its pixels."""
+    return numbers.to(images.dtype)[:, None, None, None]
 
 
 def _rotated(images: Tensor, angle: Tensor) -> Tensor:
-    """Each image turned counter-clockwise by its angle; ratios, as coordinates go from -1 to 1 along both sides."""
+    """Each image turned counter-clockwise by its angle (rows count downwards)."""
     height, width = images.shape[2:]
-    cosine, sine, zero = angle.cos(), angle.sin(), torch.zeros_like(angle)
-    x = torch.stack([cosine, -sine * height / width, zero], 1)
-    y = torch.stack([sine * width / height, cosine, zero], 1)
-    grid = affine_grid(torch.stack([x, y], 1).to(images.dtype), list(images.shape), align_corners=False)
-    return grid_sample(images, grid, align_corners=False).clamp_(0, 1)  # sums of rounded weights may exceed 1
+    cosine, sine = (part.to(images.dtype)[:, None, None] for part in (angle.cos(), angle.sin()))
+    y, x = (torch.arange(side, device=images.device) - (side - 1) / 2 for side in (height, width))  # from the centre
+    across = (cosine * x - sine * y[:, None]) * (2 / width)  # where each pixel comes from: -1 and 1 are the borders
+    down = (sine * x + cosine * y[:, None]) * (2 / height)
+    grid = torch.stack([across, down], -1).to(images.dtype)
+    return grid_sample(images, grid, align_corners=False).clamp_(0, 1)  # rounded weights may add up to more than 1
 
 
 def _luminance(images: Tensor) -> Tensor:
+    """How bright each pixel is, as one channel."""
     if images.shape[1] == 1:
         return images
     return RED * images[:, :1] + GREEN * images[:, 1:2] + BLUE * images[:, 2:]
