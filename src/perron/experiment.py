@@ -163,6 +163,7 @@ def do(
             lr=lr,
             every=run.every,
             metrics=run.metrics,
+            final_metrics=run.final_metrics,
             trials=run.trials,
             seed=run.seed,
             dtype=getattr(torch, run.precision) if run.precision else None,

@@ -79,10 +79,15 @@ class History:
 
 
 class Recorder:
-    """Measures a run at certain steps. What it has so far can be saved and taken up again."""
+    """Measures a run at certain steps; some metrics only at the last of them, and nan before.
 
-    def __init__(self, metrics: Sequence[str | Metric], due: set[int]) -> None:
-        self.metrics, self.due = chosen(metrics), due
+    What it has so far can be saved and taken up again.
+    """
+
+    def __init__(self, metrics: Sequence[str | Metric], due: set[int], final: Sequence[str | Metric] = ()) -> None:
+        last = chosen(final)
+        self.metrics, self.due = chosen(metrics) | last, due
+        self.final = set(last)
         self.watchers: dict[str, Any] = {
             name: metric for name, metric in self.metrics.items() if getattr(metric, "every_step", False)
         }
@@ -95,7 +100,11 @@ class Recorder:
             watcher.observe(now)
         if now.step not in self.due:
             return None
-        found = {name: metric(now).cpu().double().numpy() for name, metric in self.metrics.items()}
+        unknown = np.full(now.state.x.shape[0], np.nan)
+        found = {
+            name: unknown if name in self.final and now.step < max(self.due) else metric(now).cpu().double().numpy()
+            for name, metric in self.metrics.items()
+        }
         for name, value in found.items():
             self.rows[name].append(value)
         self.steps.append(now.step)

@@ -68,6 +68,7 @@ class Run(BaseModel):
     trials: int
     seed: int
     metrics: list[str]
+    final_metrics: list[str]
     precision: str | None
     device: str
 

@@ -314,6 +314,7 @@ def simulate(
     lr: LearningRate | None = None,
     every: int | Literal["log"] | None = None,
     metrics: Sequence[str | Metric] = ("grad_norm_sq", "consensus_error_sq"),
+    final_metrics: Sequence[str | Metric] = (),
     progress: bool | Tell | None = None,
     checkpoint: str | Path | None = None,
     save_every: float = 60.0,
@@ -328,6 +329,7 @@ def simulate(
         every: measure after every so many steps, or at steps spaced evenly on a logarithmic scale; by default about 200 times.
             The start and the end are always measured.
         metrics: names from `perron.metrics.METRICS`, or functions of a `Snapshot`.
+        final_metrics: likewise, but measured after the last step only, because they take long; nan before.
         progress: whether to show a progress bar; by default on a terminal. Or a function that is told the step and the values
             that were measured last, about twice a second.
         checkpoint: a file in which the run is kept; if it is there already, the run goes on from it, bit for bit.
@@ -347,7 +349,7 @@ def simulate(
     if steps < 0:
         raise PerronError(f"simulate needs steps >= 0; got {steps}.")
     simulation = Simulation(problem=problem, algorithm=algorithm, mixing=mixing, lr=lr, **options)
-    running, recorder = Running(simulation), Recorder(metrics, recorded(steps, every))
+    running, recorder = Running(simulation), Recorder(metrics, recorded(steps, every), final_metrics)
     keeper = None if checkpoint is None else Keeper(checkpoint, save_every, simulation, list(recorder.metrics))
     interrupted = False
     with Bar(steps, progress, algorithm.about.title) as bar, torch.no_grad():

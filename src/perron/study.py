@@ -94,6 +94,7 @@ class Study(BaseModel):
         every: measure after every so many steps; ``"log"``; or by default about 200 times.
         trials, seeds: independent runs side by side, for each seed.
         metrics: names, see `perron.metrics.METRICS`; ``residual_block_sq_20`` sums over blocks of 20 steps.
+        final_metrics: those that are measured after the last step only.
         accuracies: for the conclusion time_to_accuracy, values of grad_norm_sq to be reached.
         losses: for the conclusion training, values of the training loss to be reached.
         precision: ``"float32"`` or ``"float64"``; the problem's own by default.
@@ -121,6 +122,7 @@ class Study(BaseModel):
     trials: Annotated[int, Field(ge=1)] = 10
     seeds: Many[int] = Field(default_factory=lambda: [0])
     metrics: Many[str] = Field(default_factory=lambda: ["grad_norm_sq"])
+    final_metrics: Annotated[list[str], BeforeValidator(_listed)] = Field(default_factory=list)
     accuracies: Many[Annotated[float, Field(gt=0)]] = Field(default_factory=lambda: [1e-4, 1e-5])
     losses: Many[Annotated[float, Field(gt=0)]] = Field(default_factory=lambda: [0.3, 0.1, 0.03])
     precision: Literal["float32", "float64"] | None = None
@@ -193,7 +195,7 @@ class Study(BaseModel):
             named(name, {**RULES, "authors": None}, "weight rule")
         return value
 
-    @field_validator("metrics")
+    @field_validator("metrics", "final_metrics")
     @classmethod
     def _known_metrics(cls, value: list[str]) -> list[str]:
         try:
@@ -247,6 +249,7 @@ class Study(BaseModel):
                                 trials=self.trials,
                                 seed=seed,
                                 metrics=self.metrics,
+                                final_metrics=self.final_metrics,
                                 precision=self.precision,
                                 device=self.device,
                             )
