@@ -8,8 +8,7 @@ Same start, same samples for each node, same batches (random numbers come by see
 import argparse
 
 import torch
-from torch import Tensor, nn
-from torch.nn.functional import cross_entropy
+from torch import nn
 
 import perron
 
@@ -27,34 +26,26 @@ torch.set_default_dtype(torch.float64)
 torch.manual_seed(0)
 name = "mnist" if options.data or perron.data.find("mnist") else "digits"
 data = perron.data.load(name, options.data)
-side, each = data.images.shape[-1], len(data.labels) // options.nodes
+side = data.images.shape[-1]
 model = nn.Sequential(
     nn.Flatten(), nn.Linear(side**2, 128), nn.ReLU(), nn.Linear(128, 64), nn.ReLU(), nn.Linear(64, 10)
 )
-parameters = dict(model.named_parameters())
-start = nn.utils.parameters_to_vector(parameters.values()).detach()
-
-
-def loss(x: Tensor, images: Tensor, labels: Tensor) -> Tensor:
-    """Of one node with the model x, one flat vector."""
-    parts = x.split([value.numel() for value in parameters.values()])
-    weights = {key: part.view_as(parameters[key]) for key, part in zip(parameters, parts, strict=True)}
-    return cross_entropy(torch.func.functional_call(model, weights, images), labels)
-
-
-first = options.nodes * each  # node i has the samples i, i + n, i + 2 n, ...
-images = torch.stack([data.images[node : first : options.nodes] for node in range(options.nodes)]) / 255.0
-labels = torch.stack([data.labels[node : first : options.nodes] for node in range(options.nodes)]).long()
+first = options.nodes * (len(data.labels) // options.nodes)  # node i has the samples i, i + n, i + 2 n, ...
+problem = perron.problems.Neural(
+    model,
+    perron.data.Images(data.images / 255.0, data.labels.long(), data.test_images / 255.0, data.test_labels.long()),
+    [torch.arange(node, first, options.nodes) for node in range(options.nodes)],
+    batch=options.batch,
+    sampling="replacement",
+)
 simulation = perron.Simulation(
-    problem=perron.problems.LocalLoss(loss, [images, labels], dim=len(start), batch=options.batch),
+    problem=problem,
     algorithm=perron.ALGORITHMS[options.algorithm],
     mixing=perron.wiring.network(options.graph, options.nodes),
     lr=options.lr,
-    start=start.expand(options.nodes, -1),
 )
-for now in simulation.iterates(options.steps):
-    if now.step and now.step % (options.steps // 10) == 0:
-        nn.utils.vector_to_parameters(now.state.x[0].mean(0), parameters.values())
-        with torch.no_grad():
-            right = (model(data.test_images / 255.0).argmax(1) == data.test_labels).double().mean()
-        print(f"{name}, step {now.step}: averaged model {right:.2%} of the test images right", flush=True)
+with torch.no_grad():
+    for now in simulation.iterates(options.steps):
+        if now.step and now.step % (options.steps // 10) == 0:
+            right = perron.metrics.test_accuracy(now)[0]
+            print(f"{name}, step {now.step}: averaged model {right:.2%} of the test images right", flush=True)

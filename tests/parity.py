@@ -9,7 +9,7 @@ import torch.distributed as dist
 
 from perron import ALGORITHMS, Mixing, distributed, topologies
 from perron.node import Lossy, Quantized
-from perron.problems import Logistic, Quadratic
+from perron.problems import Logistic, Neural, Quadratic
 
 STEPS, SEED = 12, 3
 
@@ -44,6 +44,7 @@ def problems(n):
     return {
         "quadratic": Quadratic.random(n, 3, noise_std=0.3, seed=2),
         "logistic": Logistic(features, labels, nodes=n, batch=5, compiled=False),
+        "neural": Neural.images(n, model="mlp", width=4, depth=1, samples=150, batch=7),
     }
 
 
@@ -58,7 +59,8 @@ def cases(n):
                 algorithm.check(distributed.Network(mixing))
             except ValueError:
                 continue  # refused in both worlds
-            for problem in ("quadratic", "logistic") if name in ("push_pull", "frost", "add_opt") else ("quadratic",):
+            more = ("logistic", "neural") if name in ("push_pull", "frost", "add_opt") else ()
+            for problem in ("quadratic", *more):
                 lr = 0.05 / (n if algorithm.about.effective == "n" else 1)
                 yield f"{name}, {kind}, {problem}", algorithm, mixing, problems(n)[problem], lr
 

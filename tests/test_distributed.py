@@ -59,8 +59,9 @@ def test_every_algorithm_gives_the_simulators_numbers(n, tmp_path):
 
 def simulated(algorithm, mixing, problem, lr, **options):
     """The models after each step, ``(steps + 1, n, d)``."""
-    simulation = Simulation(problem=problem, algorithm=algorithm, mixing=mixing, lr=lr, seed=parity.SEED, **options)
-    return np.stack([now.state.x[0].numpy() for now in simulation.iterates(parity.STEPS)])
+    options |= {"seed": parity.SEED, "dtype": torch.float64}
+    simulation = Simulation(problem=problem, algorithm=algorithm, mixing=mixing, lr=lr, **options)
+    return np.stack([now.state.x[0].numpy().copy() for now in simulation.iterates(parity.STEPS)])
 
 
 @pytest.mark.parametrize("fault", ["kill", "stop"])

@@ -76,6 +76,15 @@ def test_node_counts_by_topology_and_weights(quick):
     ]  # fmt: skip
 
 
+def test_learning_rates_by_topology(quick):
+    study = load(quick, {"topologies": ["exponential", "ring"], "lr": {"default": [0.1, 0.2], "ring": 0.01}})
+    assert {(run.topology, run.lr) for run in study.runs} == {
+        ("exponential", 0.1),
+        ("exponential", 0.2),
+        ("ring", 0.01),
+    }
+
+
 def test_algorithms_and_topologies_take_options(quick):
     study = load(
         quick,
@@ -96,7 +105,7 @@ def test_algorithms_and_topologies_take_options(quick):
         ({"stepz": 5}, "stepz: there is no such key; did you mean steps"),
         ({"steps": -1}, r"steps: .*greater than or equal to 0; got -1"),
         ({"steps": "many"}, r"steps: .*got 'many'"),
-        ({"lr": 0}, r"lr\.0.*greater than 0; got 0"),
+        ({"lr": 0}, r"lr\.default\.0.*greater than 0; got 0"),
         ({"lr": float("nan")}, "lr"),
         ({"topologies": ["exponentail"]}, "topologies: .*did you mean 'exponential'"),
         ({"topologies": [{"name": "ring", "chords": 3}]}, "topologies.*chords"),
@@ -133,6 +142,12 @@ def test_algorithms_and_topologies_take_options(quick):
             "blocks of at most half the run; got 300",
         ),
         ({"conclusion": "residual", "metrics": ["residual_sq"], "algorithms": ["frost"]}, "push_pull among"),
+        ({"lr": {"ring": 0.1}}, "lr: nothing for exponential"),
+        ({"lr": {"default": 0.1, "star": 0.1}}, "lr: 'star' is not among the study's topologies"),
+        ({"problem": {"kind": "images", "model": "resnet"}}, "no model 'resnet'; did you mean 'resnet18'"),
+        ({"problem": {"kind": "images", "data": "minst"}}, "no data 'minst'; did you mean 'mnist'"),
+        ({"problem": {"kind": "images", "partition": "byshard"}}, "no partition 'byshard'; did you mean 'by_shard'"),
+        ({"conclusion": "training"}, "needs the metric loss_mean or test_accuracy"),
         ({"conclusion": "time_to_accuracy"}, "a run with one node"),
         ({"conclusion": "time_to_accuracy", "nodes": [1, 2]}, "the same function for every number of nodes"),
     ],

@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 # What only looks at results, or gets files, does not decide them.
 LOOKERS = {"cli.py", "study_cli.py", "data_cli.py", "fetch.py", "plots.py", "speedup.py", "conclusions"}
 POLL = 0.25  # seconds between looks at the progress
-TURN = 3.0  # seconds for which one run is in the news
+TURN = 7.0  # seconds for which one run is in the news
 TOLD = ("loss_mean", "grad_norm_sq", "test_accuracy")  # of a run under way, besides its step
 FACTS = 3 + len(TOLD)
 PARTIAL = ".partial"

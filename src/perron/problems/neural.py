@@ -86,6 +86,7 @@ class Neural(Problem):
             raise PerronError(f"None of the parameters of {type(model).__name__} requires a gradient.")
         self._sizes = [param.numel() for param in self._params]
         self.nodes, self.dim = len(self.parts), sum(self._sizes)
+        self._longest = max(len(part) for part in self.parts)  # of all nodes, for one of them alone, too
         self._start = vector(self.model) if start is None else start.detach().clone()
         self._moments = _normalised(data.images)
         self._prepare(self._params[0].dtype, torch.device("cpu"))
@@ -378,9 +379,8 @@ class Neural(Problem):
             self._orders = (random, {})
         known = self._orders[1]
         if epoch not in known:
-            longest = self._indices.shape[1]
-            drawn = random.stream(ORDERS).uniform(epoch, longest).clone()
-            drawn[..., torch.arange(longest, device=drawn.device) >= self._counts[:, None]] = 2.0  # of nodes with fewer
+            drawn = random.stream(ORDERS).uniform(epoch, self._longest).clone()
+            drawn[..., torch.arange(self._longest, device=drawn.device) >= self._counts[:, None]] = 2.0  # not there
             known[epoch] = drawn.argsort(-1)
         return known[epoch]
 
