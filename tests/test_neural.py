@@ -8,6 +8,7 @@ import time
 from copy import deepcopy
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from torch import nn
@@ -21,6 +22,7 @@ from perron import (
     PerronError,
     PushPull,
     Simulation,
+    conclusions,
     data,
     metrics,
     models,
@@ -29,10 +31,12 @@ from perron import (
     topologies,
 )  # fmt: skip
 from perron.data import Images
+from perron.experiment import Outcome, do, run_study
 from perron.keyed import NOISE, Keyed
 from perron.problems import Neural, Quadratic
 from perron.problems.neural import vector
 from perron.problems.stacked import Stacked
+from perron.study import load
 from test_algorithms import network_for
 
 DIGITS = data.digits()
@@ -476,3 +480,56 @@ def test_a_study_that_was_killed_goes_on_where_it_was(tmp_path):
     one, other = ((tmp_path / name / "results.parquet").read_bytes() for name in ("whole", "part"))
     assert one == other
     assert not list(part.glob("runs/*.partial"))
+
+
+# ---- the conclusion of a study
+
+
+def test_training_as_a_conclusion(tmp_path):
+    """Curves, ends and steps to a loss against the table itself; a run that diverged is named; the partition is drawn."""
+    change = {
+        "nodes": [1, 4],
+        "topologies": ["exponential", "ring"],
+        "lr": {"default": 0.1, "ring": 1e4},
+        "steps": 60,
+        "every": 5,
+        "trials": 2,
+        "problem.batch": 16,
+        "losses": [1.0, 1e-9],
+    }
+    study = load("digits", change)
+    tables = [do(run)[0] for run in study.runs]
+    outcome = Outcome(study, tmp_path, pd.concat(tables, ignore_index=True), 1.0)
+    found = conclusions.conclude(outcome)
+    assert list(found.figures) == ["loss", "accuracy", "batch-gradient", "partition"]
+    table = outcome.table
+    mine = table[(table.topology == "exponential") & (table.nodes == 4)]
+    last = mine[mine.step == 60]
+    row = next(row for row in found.summary["ends"] if (row["topology"], row["nodes"]) == ("exponential", 4))
+    assert np.isclose(row["test_accuracy"], last.test_accuracy.mean())
+    assert np.isclose(row["loss_mean_error"], last.loss_mean.std() / np.sqrt(2))
+    below = mine.groupby("step").loss_mean.mean() <= 1.0
+    when = next(
+        row for row in found.summary["times"] if (row["topology"], row["nodes"], row["loss"]) == ("exponential", 4, 1.0)
+    )
+    assert when["steps"] == below[~below].index.max() + 5
+    said = " ".join(found.sentences)
+    assert "Diverged with this step: Push-Pull (AB, SAB) on ring(1), Push-Pull (AB, SAB) on ring(4)" in said
+    best = table[table.step == table.step.max()].groupby(["topology", "nodes"]).test_accuracy.mean().max()
+    assert f"{best:.2%} of the test set" in said
+    assert "means over 2 runs" in said
+    cells = found.tables["After 60 steps"]
+    assert "accuracy" in cells.columns
+    assert "1e-09" not in found.tables["Steps to a training loss"].columns
+    paths = conclusions.write(outcome, found)
+    assert all(path.stat().st_size > 100 for path in paths)
+    assert "nan" not in (tmp_path / "report.md").read_text()
+
+
+def test_progress_tells_step_loss_and_accuracy(tmp_path):
+    """On a terminal's side: the news of a run under way."""
+    study = load("digits", {"nodes": 4, "topologies": "exponential", "lr": 0.05, "steps": 400, "every": 5, "trials": 1})
+    heard = []
+    run_study(study, tmp_path / "out", news=heard.append)
+    assert any("push_pull on exponential(4)" in line and "of 400, loss" in line for line in heard), heard
+    assert all("test accuracy" in line and line.endswith("%") for line in heard)

@@ -65,16 +65,17 @@ def training(outcome: Outcome) -> Conclusion:
                     rows.append(own | _ends(run))
                     if LOSS in run:
                         steps = _times(run, outcome.study.losses)
-                        baseline.setdefault(label, steps)
+                        first = label not in baseline
+                        fewest = baseline.setdefault(label, steps)
                         times += [
-                            own | {"loss": loss, "steps": when, "faster": baseline[label][loss] / when}
+                            own | {"loss": loss, "steps": when, "first": first, "faster": _ratio(fewest[loss], when)}
                             for loss, when in steps.items()
                         ]
     found.summary = {"ends": rows, "times": times}
     found.tables[f"After {_steps(outcome.table)} steps"] = strings([_cells(row) for row in rows])
-    if reached := [row for row in times if np.isfinite(row["steps"])]:
-        found.tables["Steps to a training loss"] = _time_table(reached)
-    found.sentences = _sentences(rows, times, trials=int(outcome.table.trials.max()))
+    if any(np.isfinite(row["steps"]) for row in times):
+        found.tables["Steps to a training loss"] = _time_table(times)
+    found.sentences = _sentences(rows, trials=int(outcome.table.trials.max()))
     _draw_partition(outcome, found)
     return found
 
@@ -116,6 +117,11 @@ def _times(run: Table, losses: list[float]) -> dict[float, float]:
     return {loss: float(time_to(steps, mean, loss)) for loss in losses}
 
 
+def _ratio(few: float, many: float) -> float:
+    """How many times fewer steps; nan where one of them never gets there, or is there from the start."""
+    return few / many if np.isfinite(few) and np.isfinite(many) and many else np.nan
+
+
 def _steps(table: Table) -> str:
     many = sorted(set(table.groupby("run").step.max()))
     return f"{many[0]:,}" if len(many) == 1 else f"{many[0]:,} to {many[-1]:,}"
@@ -138,36 +144,45 @@ def _cells(row: dict[str, Any]) -> dict[str, str]:
 
 
 def _time_table(times: list[dict[str, Any]]) -> Table:
-    rows = []
+    """A row for each run, a column for each loss that somebody reached; how many times faster than the fewest nodes."""
+    reached = {row["loss"] for row in times if np.isfinite(row["steps"])}
+    found: dict[tuple[str, str, str, int], dict[str, str]] = {}
     for row in times:
-        who = f"{spoken(row['topology'])}, {row['algorithm']}" + (f", {row['variant']}" if row["variant"] else "")
-        faster = f" ({row['faster']:.2f}x)" if np.isfinite(row["faster"]) and row["faster"] != 1 else ""
-        rows.append({"network": who, "n": row["nodes"], f"loss {row['loss']:g}": f"{row['steps']:,.0f}{faster}"})
-    merged: dict[tuple[str, int], dict[str, str]] = {}
-    for one in rows:
-        merged.setdefault((one["network"], one["n"]), {}).update({key: str(value) for key, value in one.items()})
-    return strings(list(merged.values()))
+        own = {"variant": row["variant"]} if row["variant"] else {}
+        own |= {"topology": spoken(row["topology"]), "algorithm": row["algorithm"], "nodes": str(row["nodes"])}
+        cells = found.setdefault((row["variant"], row["topology"], row["algorithm"], row["nodes"]), own)
+        if row["loss"] in reached:
+            faster = f" ({row['faster']:.2f}x)" if np.isfinite(row["faster"]) and not row["first"] else ""
+            steps = f"{row['steps']:,.0f}" if np.isfinite(row["steps"]) else "not reached"
+            cells[f"{row['loss']:g}"] = f"{steps}{faster}"
+    return strings(list(found.values()))
 
 
-def _sentences(rows: list[dict[str, Any]], times: list[dict[str, Any]], *, trials: int) -> list[str]:
+def _sentences(rows: list[dict[str, Any]], *, trials: int) -> list[str]:
     said = []
-    if any(RIGHT in row for row in rows):
-        best = max(rows, key=lambda row: row.get(RIGHT, -1.0))
+    finite = [row for row in rows if np.isfinite(row.get(RIGHT, np.nan))]
+    if finite:
+        best = max(finite, key=lambda row: float(row[RIGHT]))
         said.append(
             f"Best: {best['algorithm']} with n = {best['nodes']} on {spoken(best['topology'])}, whose averaged model gets "
             f"{best[RIGHT]:.2%} of the test set right."
         )
-    most = max(row["nodes"] for row in rows)
-    faster = [row for row in times if row["nodes"] == most > 1 and np.isfinite(row["faster"])]
-    if faster:
-        low, high = (f(row["faster"] for row in faster) for f in (min, max))
+    lower = []
+    for key in dict.fromkeys((row["variant"], row["topology"], row["algorithm"]) for row in rows):
+        own = [row for row in rows if (row["variant"], row["topology"], row["algorithm"]) == key]
+        few, many = own[0], own[-1]
+        if few["nodes"] < many["nodes"] and np.isfinite(few.get(LOSS, np.nan) * many.get(LOSS, np.nan)):
+            where = ", ".join(spoken(part) for part in key[:2] if part)
+            lower.append(f"{where} {many[LOSS] / few[LOSS]:.2f} (n = {many['nodes']} to {few['nodes']})")
+    if lower:
         said.append(
-            f"To the training losses of the table, {most} nodes take {low:.1f} to {high:.1f} times fewer steps than the fewest "
-            f"nodes do with the same step size."
+            f"The training loss of the most nodes at the end, relative to that of the fewest: {'; '.join(lower)}."
         )
+    if failed := [row for row in rows if not np.isfinite(row.get(LOSS, 0.0))]:
+        where = ", ".join(f"{row['algorithm']} on {spoken(row['topology'])}({row['nodes']})" for row in failed)
+        said.append(f"Diverged with this step: {where}.")
     one = "a single run each, without error bars" if trials == 1 else f"means over {trials} runs each"
-    said.append(f"Curves and numbers are {one}.")
-    return said
+    return [*said, f"Curves and numbers are {one}."]
 
 
 def _draw_partition(outcome: Outcome, found: Conclusion) -> None:
