@@ -33,7 +33,7 @@ model = nn.Sequential(
 first = options.nodes * (len(data.labels) // options.nodes)  # node i has the samples i, i + n, i + 2 n, ...
 problem = perron.problems.Neural(
     model,
-    perron.data.Images(data.images / 255.0, data.labels.long(), data.test_images / 255.0, data.test_labels.long()),
+    data._replace(images=data.images / 255.0, test_images=data.test_images / 255.0),
     [torch.arange(node, first, options.nodes) for node in range(options.nodes)],
     batch=options.batch,
     sampling="replacement",

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
         metrics,
         models,
         optim,
+        partition,
         plots,
         problems,
         schedule,
@@ -100,7 +101,7 @@ _HOME = {
 }  # fmt: skip
 _MODULES = [
     "algorithms", "augment", "authors", "checkpoint", "data", "distributed", "errors", "files", "metrics", "models", "optim",
-    "plots", "problems", "schedule", "spectral", "speedup", "study", "theory", "topologies", "wiring",
+    "partition", "plots", "problems", "schedule", "spectral", "speedup", "study", "theory", "topologies", "wiring",
 ]  # fmt: skip
 _MODULE_OF = {name: module for module, names in _HOME.items() for name in names}
 

@@ -79,7 +79,11 @@ class Neural(Problem):
     ) -> None:
         _check(data, parts, batch, sampling, evaluate)
         self.model, self.batch, self.sampling, self.augment = deepcopy(model), batch, sampling, augment
-        self.data, self.parts, self.weight_decay, self.evaluate = data, list(parts), weight_decay, evaluate
+        labels, test_labels = (
+            part if part.is_floating_point() else part.long() for part in (data.labels, data.test_labels)
+        )
+        self.data = data._replace(labels=labels, test_labels=test_labels)
+        self.parts, self.weight_decay, self.evaluate = list(parts), weight_decay, evaluate
         self._loss = loss
         self._params = [param for param in self.model.parameters() if param.requires_grad]
         if not self._params:
@@ -167,7 +171,7 @@ class Neural(Problem):
         own = None if start == "common" else torch.stack([vector(made(node)) for node in range(nodes)])
         return cls(
             made(0),
-            content._replace(labels=content.labels.long(), test_labels=content.test_labels.long()),
+            content,
             deal(content.labels, nodes, partition=partition, concentration=concentration, shards=shards, seed=seed),
             batch=batch,
             sampling=sampling,
