@@ -1,11 +1,13 @@
 """What simulating neural networks costs beside their own arithmetic, as ratios measured in one run.
 
-    .venv/bin/python benchmarks/neural.py [threads of torch, default 1] [--resnet]
+    .venv/bin/python benchmarks/neural.py [threads of torch, default 1] [--resnet] [--limits]
 
 - The paper's MLP, 128 samples a node, Push-Pull: a whole step (data, forward, backward, mixing) against nothing but the matrix
   products of the forward and backward pass, of the same shapes, into memory that is there already. And against the textbook
   loop over one module for each node, with parameters flattened, stacked, mixed and copied back.
 - ResNet-18, with --resnet: a step of four nodes against four forward and backward passes of plain modules.
+- With --limits, how large lr times curvature may be on the networks of the study mnist-speedup: where all local losses have the
+  same curvature, Push-Pull is a linear iteration, which must contract.
 - The memory of a run: the peak above what was there before, in units of n P 4 bytes.
 
 Contenders take turns, and a ratio is the median of the rounds' ratios. With one thread the thread's own clock is used, so
@@ -20,6 +22,7 @@ from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 
+import numpy as np
 import torch
 from rich.console import Console
 from rich.table import Table
@@ -31,7 +34,9 @@ from perron.data import Images
 from perron.network import Network
 from perron.partition import iid
 from perron.problems import Neural
+from perron.run import Run
 from perron.simulation import Running, Simulation
+from perron.study import load
 
 BATCH, ROUNDS = 128, 15
 SIZES = [784, 1024, 1024, 10]
@@ -149,11 +154,40 @@ def peak(n: int, data: Images) -> float:
     return (most[0] - before) / (4 * n * run.problem.dim)
 
 
+def limit(run: Run, order: str) -> float:
+    """The largest effective step times curvature up to which Push-Pull contracts in one of its orders."""
+    a, b = (np.asarray(matrices[0]) for matrices in run.mixing().sequences)
+    unit, c = np.eye(len(a)), Network(run.mixing()).alignment
+    combined, pushed = (unit if order == "cta" else a), (b if order == "atc" else unit)
+
+    def contracts(
+        step: float,
+    ) -> bool:  # with grad = step x and lr = 1: x+ = a x - combined y, y+ = b y + pushed step (x+ - x)
+        change = np.block([[a, -combined], [step * pushed @ (a - unit), b - step * pushed @ combined]])
+        values = np.linalg.eigvals(change)
+        return bool(np.abs(np.delete(values, np.argmin(np.abs(values - 1)))).max() < 1)  # one is 1: what is conserved
+
+    return c * next((step for step in np.geomspace(1e-3, 3, 400) if not contracts(step)), np.inf)
+
+
+def limits() -> Table:
+    table = Table("topology", "n", "A x - lr y", "A (x - lr y)", "both", title="Largest step times curvature")
+    for run in load("mnist-speedup").runs:
+        if run.nodes in (4, 16):
+            found = [f"{limit(run, order):.3f}" for order in ("cta", "pu", "atc")]
+            table.add_row(run.topology, str(run.nodes), *found)
+    return table
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("threads", type=int, nargs="?", default=1)
     parser.add_argument("--resnet", action="store_true")
+    parser.add_argument("--limits", action="store_true")
     options = parser.parse_args()
+    if options.limits:
+        Console(width=110).print(limits())
+        return
     torch.set_num_threads(options.threads)
     own = options.threads == 1
     table = Table("what", "n", "ratio", "bar", "ms a step", title=f"Simulated networks, {options.threads} thread(s)")
