@@ -207,7 +207,7 @@ def main() -> None:
         problem, random, draws = run.problem, run.random, iter(range(10**6))
 
         def load(problem: Neural = problem, random: object = random, draws: object = draws) -> Tensor:
-            chosen = problem._samples(next(draws), random)  # type: ignore[call-overload]
+            chosen = problem.batches(next(draws), random)  # type: ignore[call-overload]
             return problem._normal(problem._inputs(problem.data.images, chosen))
 
         share, _ = ratio(load, step, ROUNDS, own=own)

@@ -27,9 +27,11 @@ from perron import (
     metrics,
     models,
     partition,
+    schedule,
     simulate,
     topologies,
 )  # fmt: skip
+from perron.augment import PRESETS
 from perron.data import Images
 from perron.experiment import Outcome, do, run_study
 from perron.keyed import NOISE, Keyed
@@ -86,7 +88,7 @@ def test_replay_by_plain_modules(model, dtype, close, steps):
     normal = ((pixels - pixels.mean()) / pixels.std(correction=0)).to(dtype)
     sampler, random = problem.to(dtype=dtype, device="cpu"), Keyed(0, trials=1, nodes=4, stream=NOISE)
     for step in range(steps):
-        batches = sampler._samples(step, random)[0]
+        batches = sampler.batches(step, random)[0]
         grads = []
         for module, batch in zip(modules, batches, strict=True):
             module.zero_grad()
@@ -120,7 +122,7 @@ def test_batched_products_equal_the_loop(monkeypatch):
     problem = small(partition="by_label")
     assert problem._stacked is not None
     batched = models_after(problem, 5, dtype=torch.float64, trials=2)
-    monkeypatch.setattr(Stacked, "of", lambda _model: None)
+    monkeypatch.setattr(Stacked, "of", lambda _model, _inputs: None)
     looped = models_after(problem, 5, dtype=torch.float64, trials=2)
     assert looped.problem._stacked is None
     for one, other in zip(batched.state, looped.state, strict=True):
@@ -129,14 +131,26 @@ def test_batched_products_equal_the_loop(monkeypatch):
 
 
 def test_what_can_be_batched():
+    def can(*layers, inputs=2):
+        return Stacked.of(nn.Sequential(*layers), inputs) is not None
+
     linear, relu = nn.Linear(4, 4), nn.ReLU()
-    assert Stacked.of(nn.Sequential(nn.Flatten(), linear, relu, nn.Linear(4, 2, bias=False))) is not None
-    assert Stacked.of(nn.Sequential(linear, relu, linear)) is None  # one layer twice
-    assert Stacked.of(nn.Sequential(linear, nn.Dropout(0.5))) is None
-    assert Stacked.of(nn.Sequential(linear, nn.BatchNorm1d(4))) is None
-    frozen = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 2))
-    frozen[0].requires_grad_(False)
-    assert Stacked.of(frozen) is None
+    assert can(nn.Flatten(), linear, relu, nn.Linear(4, 2, bias=False), inputs=4)
+    assert can(linear, relu)
+    assert not can(linear, relu, inputs=3)  # a sequence for each sample
+    assert not can(linear, relu, linear)  # one layer twice
+    assert not can(linear, nn.Dropout(0.5))
+    assert not can(linear, nn.BatchNorm1d(4))
+    frozen = nn.Linear(4, 4).requires_grad_(False)
+    assert not can(frozen, relu, nn.Linear(4, 2))
+    tied = nn.Linear(4, 4)
+    tied.weight = linear.weight
+    assert not can(linear, relu, tied)
+    assert not can(nn.utils.parametrizations.weight_norm(nn.Linear(4, 4)), relu)
+    assert not can(nn.utils.spectral_norm(nn.Linear(4, 4)), relu)  # weights that are computed from others
+    hooked = nn.Linear(4, 4)
+    hooked.register_forward_hook(lambda _module, _inputs, output: output * 2)
+    assert not can(hooked, relu)
 
 
 def test_layers_without_bias_and_other_activations():
@@ -145,7 +159,7 @@ def test_layers_without_bias_and_other_activations():
     problem = Neural(model, DIGITS, partition.iid(DIGITS.labels, 4), batch=8).to(dtype=torch.float64, device="cpu")
     x = torch.randn(1, 4, problem.dim, dtype=torch.float64, generator=torch.Generator().manual_seed(0)) / 5
     random = Keyed(0, trials=1, nodes=4)
-    made, batches = problem.grad(x, 3, random), problem._samples(3, random)[0]
+    made, batches = problem.grad(x, 3, random), problem.batches(3, random)[0]
     for node, batch in enumerate(batches):
         twin = deepcopy(model).double()
         nn.utils.vector_to_parameters(x[0, node], twin.parameters())
@@ -191,14 +205,15 @@ class InPlace(Quadratic):
         return made if out is None else out.copy_(made)
 
 
+@pytest.mark.parametrize("dim", [5, 8])  # 8: as many as there are nodes
 @pytest.mark.parametrize("name", [*ALGORITHMS, "focus_local"])
-def test_stripes_give_the_same_numbers(name, monkeypatch):
+def test_stripes_give_the_same_numbers(name, dim, monkeypatch):
     """Every algorithm, in place and two coordinates at a time, against the whole vectors at once."""
     algorithm = FOCUS(local_steps=3, participation=0.5) if name == "focus_local" else ALGORITHMS[name]
     monkeypatch.setattr("perron.stripes.NUMBERS", 2 * 8 * 2)
     mixing = network_for(algorithm, topologies.exponential(8))
-    whole, striped = (kind.random(8, 5, noise_std=0.3, seed=2) for kind in (Quadratic, InPlace))
-    start = torch.randn(8, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    whole, striped = (kind.random(8, dim, noise_std=0.3, seed=2) for kind in (Quadratic, InPlace))
+    start = torch.randn(8, dim, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
     options = {"algorithm": algorithm, "mixing": mixing, "lr": 0.01, "trials": 2, "start": start}
     one, other = (models_after(problem, 7, **options) for problem in (whole, striped))
     for field in one.state._fields:
@@ -223,7 +238,7 @@ def test_epochs_go_through_every_sample_once(batch):
     problem = small(3, batch=batch, samples=200, partition="iid")
     random = Keyed(5, trials=2, nodes=3)
     sizes = [len(part) for part in problem.parts]
-    drawn = torch.cat([problem._samples(draw, random) for draw in range(40)], -1)  # (2, 3, 40 * batch)
+    drawn = torch.cat([problem.batches(draw, random) for draw in range(40)], -1)  # (2, 3, 40 * batch)
     for trial in range(2):
         for node, size in enumerate(sizes):
             for epoch in range(drawn.shape[-1] // size):
@@ -235,20 +250,20 @@ def test_epochs_go_through_every_sample_once(batch):
         alone, random = problem.of_node(node), Keyed(5, trials=2, nodes=[node])
         for draw in (0, 39, 20):  # whoever asks, in whatever order
             there = drawn[:, node : node + 1, draw * batch : (draw + 1) * batch]
-            assert torch.equal(alone._samples(draw, random), there)
+            assert torch.equal(alone.batches(draw, random), there)
 
 
 def test_nodes_with_unequal_numbers_of_samples():
     parts = [torch.arange(3), torch.arange(3, 100), torch.arange(100, 110)]
     problem = Neural(models.build("mlp", (1, 8, 8), 10, hidden=(4,)), DIGITS, parts, batch=5)
     random = Keyed(0, nodes=3)
-    drawn = torch.cat([problem._samples(draw, random) for draw in range(60)], -1)
+    drawn = torch.cat([problem.batches(draw, random) for draw in range(60)], -1)
     for node, part in enumerate(parts):
         counts = torch.bincount(drawn[node], minlength=110)[part]
         assert counts.max() - counts.min() <= 1
         assert counts.sum() == 300
     again = Neural(problem.model, DIGITS, parts, batch=5, sampling="replacement")
-    drawn = torch.cat([again._samples(draw, random) for draw in range(200)], -1)
+    drawn = torch.cat([again.batches(draw, random) for draw in range(200)], -1)
     assert set(drawn[0].tolist()) == {0, 1, 2}
     assert torch.bincount(drawn[0]).min() > 270  # 333 expected, of 1000
 
@@ -258,7 +273,7 @@ def test_minibatches_are_normalised_and_augmented():
     seen = []
     problem._stacked.grad = lambda _p, inputs, targets, _l, _o: seen.append(inputs) or torch.zeros(len(targets))
     problem.grad(torch.zeros(1, 2, problem.dim), 0, Keyed(0, trials=1, nodes=2))
-    plain = problem._normal(problem._inputs(problem.data.images, problem._samples(0, Keyed(0, trials=1, nodes=2))))
+    plain = problem._normal(problem._inputs(problem.data.images, problem.batches(0, Keyed(0, trials=1, nodes=2))))
     assert plain.shape == (1, 2, 500, 1, 8, 8)
     assert abs(float(plain.mean())) < 1e-3
     assert abs(float(plain.std()) - 1) < 1e-3
@@ -318,6 +333,8 @@ def test_training_loss_is_a_mean_over_nodes_of_means_over_samples():
     with torch.no_grad():
         wanted = sum(cross_entropy(model(inputs[part]), DIGITS.labels[part]) for part in parts) / 2
     assert torch.allclose(problem.loss(vector(model)), wanted.double(), atol=1e-6)
+    everything = Neural(model, DIGITS, parts, evaluate=10_000)
+    assert torch.allclose(everything.loss(vector(model)), wanted.double(), atol=1e-6)
     some = Neural(model, DIGITS, [torch.arange(700), torch.arange(700, 1400)], evaluate=100)
     exact = Neural(model, DIGITS, [torch.arange(700), torch.arange(700, 1400)])
     near, true = some.loss(vector(model)), exact.loss(vector(model))
@@ -363,6 +380,18 @@ def test_what_makes_no_sense_is_refused():
         Neural(model, DIGITS, parts, sampling="random")
     with pytest.raises(PerronError, match="1500 training inputs but 9 targets"):
         Neural(model, DIGITS._replace(labels=DIGITS.labels[:9]), parts)
+    with pytest.raises(PerronError, match="The model has 4 outputs, but labels go up to 9"):
+        Neural(models.build("mlp", (1, 8, 8), 4, hidden=(4,)), DIGITS, parts)
+    with pytest.raises(PerronError, match=r"Model and loss do not go with inputs \(2, 1, 8, 8\)"):
+        Neural(nn.Linear(5, 10), DIGITS, parts)
+    with pytest.raises(PerronError, match="must be one number, the mean over the samples"):
+        Neural(model, DIGITS, parts, loss=lambda outputs, labels: (outputs[:, 0] - labels) ** 2)
+    with pytest.raises(PerronError, match=r"start has the shape \(3,\)"):
+        Neural(model, DIGITS, parts, start=torch.zeros(3))
+    with pytest.raises(PerronError, match="leave out augment, or set batch"):
+        Neural(model, DIGITS, parts, batch=None, augment=PRESETS["standard"])
+    with pytest.raises(PerronError, match="no start 'comon'; did you mean 'common'"):
+        Neural.images(4, start="comon")
     with pytest.raises(PerronError, match="None of the parameters of Sequential"):
         Neural(nn.Sequential(nn.Flatten()), DIGITS, parts)
     with pytest.raises(PerronError, match="digits has 1,500 training images; got samples=2000"):
@@ -384,6 +413,50 @@ def test_regression_with_numbers_for_targets():
     )
     assert history["test_loss"][-1] < 1e-3 * history["test_loss"][0]
     assert np.isnan(history["test_accuracy"]).all()
+
+
+def test_parts_of_a_model_may_stay_in_eval_mode():
+    model = nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(144, 10))
+    model[1].eval()
+    last = models_after(Neural(model, DIGITS, partition.iid(DIGITS.labels, 4), batch=8), 3)
+    assert torch.equal(last.problem.memory["1.running_mean"], torch.zeros(4, 4))
+    model[1].train()
+    last = models_after(Neural(model, DIGITS, partition.iid(DIGITS.labels, 4), batch=8), 3)
+    assert last.problem.memory["1.running_mean"].abs().min() > 0
+
+
+class Noisy(nn.Linear):
+    """Dropout that is no module of its own, and a buffer that comes later if wanted."""
+
+    late = False
+
+    def forward(self, x):
+        if self.late:
+            self.register_buffer("seen", x.detach().mean())
+        return super().forward(nn.functional.dropout(x.flatten(1), 0.5, training=self.training))
+
+
+def test_randomness_within_a_model_is_drawn_by_key_and_late_buffers_are_refused():
+    problem = Neural(Noisy(64, 10), DIGITS, partition.iid(DIGITS.labels, 4), batch=8)
+    torch.manual_seed(1)
+    one = models_after(problem, 3).state.x
+    torch.manual_seed(2)
+    assert torch.equal(models_after(problem, 3).state.x, one)
+    problem.model.late = True
+    with pytest.raises(PerronError, match="made buffers while it ran: seen"):
+        models_after(problem, 1)
+
+
+class Own(Neural):
+    """A subclass stays what it is."""
+
+    def loss(self, x):
+        return torch.full(x.shape[:-1], 42.0, dtype=torch.float64)
+
+
+def test_subclasses_stay_what_they_are():
+    problem = Own(models.build("mlp", (1, 8, 8), 10, hidden=(4,)), DIGITS, partition.iid(DIGITS.labels, 4))
+    assert metrics.loss_mean(models_after(problem, 1)) == 42.0
 
 
 def test_starts_are_common_unless_told_otherwise():
@@ -432,6 +505,17 @@ def test_a_checkpoint_of_another_run_is_refused_and_a_damaged_one_is_not_used(tm
     first = simulate(small(), PushPull(), MIXING, checkpoint=path, **options)
     with pytest.raises(PerronError, match="saved by another run: it differs in problem, seed"):
         simulate(small(batch=4), PushPull(), MIXING, checkpoint=path, seed=1, **options)
+    for other in ({"partition": "iid"}, {"seed": 7}, {"augment": "standard"}, {"weight_decay": 0.1}):
+        with pytest.raises(PerronError, match="differs in problem"):
+            simulate(small(**other), PushPull(), MIXING, checkpoint=path, **options)
+    with pytest.raises(PerronError, match="differs in start"):
+        simulate(small(), PushPull(), MIXING, checkpoint=path, start=torch.zeros(4, small().dim), **options)
+    with pytest.raises(PerronError, match="differs in lr"):
+        simulate(small(), PushPull(), MIXING, checkpoint=path, **options | {"lr": schedule.power(0.1)})
+    with pytest.raises(PerronError, match="is at step 3 already; ask for more steps than 2"):
+        simulate(small(), PushPull(), MIXING, checkpoint=path, **options | {"steps": 2})
+    with pytest.raises(PerronError, match="make the directory"):
+        simulate(small(), PushPull(), MIXING, checkpoint=tmp_path / "none" / "run", **options)
     content = bytearray(path.read_bytes())
     content[len(content) // 2] ^= 4
     path.write_bytes(content)

@@ -94,12 +94,12 @@ def run_study(
         news: called now and then with a line about a run that is under way: its step, and what was measured last.
 
     A run that is killed, hangs or raises an error is named in ``Outcome.failed`` and harms no other. Ctrl-C stops; finished
-    runs stay, and those under way are kept as of a minute ago at most.
+    runs stay, and those under way are kept as of a minute ago, or longer where saving takes long.
     """
     folder = Path(folder)
     started, clock = datetime.now(UTC), time.monotonic()
     with _alone(folder):
-        _clear(folder)
+        _clear(folder, study)
         todo = [run for run in study.runs if _read(folder, run) is None]
         if began:
             began(len(study.runs), len(study.runs) - len(todo))
@@ -344,10 +344,11 @@ def _alone(folder: Path) -> Iterator[None]:
         lock.release()
 
 
-def _clear(folder: Path) -> None:
-    """Remove what other code was in the middle of: it can be gigabytes, and nobody will go on with it."""
-    for path in (folder / "runs").glob(f"*{PARTIAL}*"):
-        if not path.name.partition(".")[0].endswith(code()):
+def _clear(folder: Path, study: Study) -> None:
+    """Remove what nobody will go on with, which can be gigabytes: runs under way of other code or other studies, half files."""
+    kept = {f"{_name(run)}{PARTIAL}" for run in study.runs}
+    for path in (folder / "runs").iterdir():
+        if path.suffix == ".part" or (path.suffix == PARTIAL and path.name not in kept):
             path.unlink(missing_ok=True)
 
 

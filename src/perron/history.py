@@ -86,8 +86,9 @@ class Recorder:
 
     def __init__(self, metrics: Sequence[str | Metric], due: set[int], final: Sequence[str | Metric] = ()) -> None:
         last = chosen(final)
-        self.metrics, self.due = chosen(metrics) | last, due
-        self.final = set(last)
+        always = chosen(metrics)
+        self.metrics, self.due = always | last, due
+        self.final = set(last) - set(always)
         self.watchers: dict[str, Any] = {
             name: metric for name, metric in self.metrics.items() if getattr(metric, "every_step", False)
         }
@@ -120,9 +121,7 @@ class Recorder:
         """As tensors."""
         tensors = {f"row.{name}": torch.from_numpy(np.stack(rows)) for name, rows in self.rows.items() if rows}
         for name, watcher in self.watchers.items():
-            tensors |= {
-                f"watcher.{name}.{key}": value for key, value in vars(watcher).items() if torch.is_tensor(value)
-            }
+            tensors |= {f"watcher.{name}.{key}": torch.as_tensor(value) for key, value in _numbers(watcher).items()}
         return tensors | {"steps": torch.tensor(self.steps)}
 
     def restore(self, tensors: Mapping[str, Tensor]) -> None:
@@ -131,8 +130,16 @@ class Recorder:
         for name in self.rows:
             self.rows[name] = list(tensors[f"row.{name}"].numpy()) if f"row.{name}" in tensors else []
         for name, watcher in self.watchers.items():
-            for key in [key for key, value in vars(watcher).items() if torch.is_tensor(value)]:
-                setattr(watcher, key, tensors[f"watcher.{name}.{key}"])
+            for key, old in _numbers(watcher).items():
+                new = tensors[f"watcher.{name}.{key}"]
+                setattr(watcher, key, new if torch.is_tensor(old) else type(old)(new.item()))
+
+
+def _numbers(watcher: Any) -> dict[str, Any]:
+    """What a metric that sees every step has gathered: its attributes that are tensors or numbers."""
+    return {
+        key: value for key, value in vars(watcher).items() if torch.is_tensor(value) or isinstance(value, int | float)
+    }
 
 
 def recorded(steps: int, every: int | Literal["log"] | None) -> set[int]:

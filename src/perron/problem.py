@@ -6,12 +6,14 @@ A user's own problem is a small class with `grad` and, for what is to be measure
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from perron.errors import PerronError
 from perron.keyed import Keyed
+from perron.saved import digest
 
 
 class Problem(ABC):
@@ -73,6 +75,15 @@ class Problem(ABC):
         """Go on with what was saved."""
         if memory:
             raise PerronError(f"{type(self).__name__} keeps nothing, but {', '.join(memory)} was saved.")
+
+    def fingerprint(self) -> dict[str, Any]:
+        """What sets the problem apart from others, for checkpoints: its numbers, and a hash of its tensors."""
+        own = sorted(vars(self).items())
+        facts = {name: value for name, value in own if isinstance(value, int | float | str)}
+        found = [one for _, value in own for one in (value if isinstance(value, list | tuple) else [value])]
+        return (
+            {"type": type(self).__name__} | facts | {"tensors": digest([one for one in found if torch.is_tensor(one)])}
+        )
 
     def hessian(self, x: Tensor) -> Tensor:
         """The second derivative of f at one point, ``(d,) -> (d, d)``; by automatic differentiation unless overridden."""

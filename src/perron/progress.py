@@ -47,7 +47,7 @@ class Bar:
             from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
             columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-            self.progress = Progress(*columns, console=Console(stderr=True), transient=True)
+            self.progress = Progress(*columns, console=Console(stderr=True), transient=True, speed_estimate_period=3600)
             self.progress.start()
             self.task = self.progress.add_task(self.title, total=self.total)
         self.progress.update(self.task, completed=step, description=f"{self.title} {spoken(self.values)}".strip())

@@ -7,7 +7,7 @@ that comes before. It is written straight from the tensors' memory: the safetens
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -41,33 +41,42 @@ def write(path: str | Path, tensors: Mapping[str, Tensor], facts: Mapping[str, A
     header[SEAL] = {"dtype": "U8", "shape": [SIZE], "data_offsets": [place, place + SIZE]}
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)
-    digest = sha256()
+    hashed = sha256()
     with writing(path) as file:
         pieces: list[Any] = [len(text).to_bytes(8, "little") + text, *(_raw(tensor) for _, tensor in ordered)]
         for piece in pieces:
-            digest.update(piece)
+            hashed.update(piece)
             file.write(piece)
-        file.write(digest.digest())
+        file.write(hashed.digest())
     return Path(path)
 
 
 def read(path: str | Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Tensors and facts; a `FileError` if a part is missing or changed."""
     path = Path(path)
-    digest = sha256()
+    hashed = sha256()
     try:
         left = path.stat().st_size - SIZE
         with path.open("rb") as file:
             while left > 0 and (piece := file.read(min(CHUNK, left))):
-                digest.update(piece)
+                hashed.update(piece)
                 left -= len(piece)
-            if file.read() != digest.digest():
+            if file.read() != hashed.digest():
                 raise FileError(f"{path} is damaged: it does not have the checksum that it was written with.")
         with safe_open(path, framework="pt") as content:
             tensors = {name: content.get_tensor(name) for name in content.keys() if name != SEAL}  # noqa: SIM118
             return tensors, json.loads(content.metadata()["facts"])
     except (OSError, SafetensorError, KeyError, TypeError, ValueError) as error:
         raise FileError(f"{path} cannot be read: {error}.") from None
+
+
+def digest(tensors: Iterable[Tensor]) -> str:
+    """A short name of tensors' very numbers."""
+    hashed = sha256()
+    for tensor in tensors:
+        hashed.update(f"{tensor.dtype} {tuple(tensor.shape)}".encode())
+        hashed.update(_raw(tensor))
+    return hashed.hexdigest()[:16]
 
 
 def _raw(tensor: Tensor) -> Any:

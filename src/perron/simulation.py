@@ -189,7 +189,7 @@ class Simulation:
     @cached_property
     def numbers(self) -> list[int]:
         """The numbers of the trials."""
-        return list(range(self.trials)) if isinstance(self.trials, int) else list(self.trials)
+        return list(range(self.trials)) if isinstance(self.trials, int) else [int(number) for number in self.trials]
 
     @property
     def precision(self) -> torch.dtype:
@@ -298,10 +298,13 @@ class Running:
         """Go on from what was saved."""
         self.step, self.draws, self.inner.lost = facts["step"], facts["draws"], facts["lost"]
         self.node.messages, self.node.bytes = facts["counts"]["messages"], facts["counts"]["bytes"]
-        values = (tensors[f"state.{name}"].to(self.simulation.device) for name in self.state._fields)
-        self.state = type(self.state)(*values)
-        if self.stripes is not None:
-            self.stripes.state = self.state
+        if self.stripes is None:
+            self.state = type(self.state)(
+                *(tensors[f"state.{name}"].to(self.simulation.device) for name in self.state._fields)
+            )
+        else:  # in place, so that there is no second state
+            for name, value in self.state._asdict().items():
+                value.copy_(tensors[f"state.{name}"])
         self.problem.recall({n.removeprefix("memory."): t for n, t in tensors.items() if n.startswith("memory.")})
 
 
@@ -354,14 +357,16 @@ def simulate(
     interrupted = False
     with Bar(steps, progress, algorithm.about.title) as bar, torch.no_grad():
         try:
-            if keeper is None or not keeper.load(running, recorder):
+            if keeper is None or not keeper.load(running, recorder, steps):
                 bar.at(0, recorder.observe(running.snapshot()))
+            elif running.step == steps and steps not in recorder.steps:  # it was saved just before its end
+                bar.at(steps, recorder.observe(running.snapshot()))
             while running.step < steps:
                 running.advance()
                 now = running.snapshot()
                 values = recorder.observe(now)
                 bar.at(now.step, values)
-                if values is not None and not torch.isfinite(now.state.x).any():
+                if values is not None and not any(bool(x.isfinite().any()) for x in now.state.x.unbind(-2)):
                     warnings.warn(
                         f"{algorithm.about.title} diverged by step {now.step}: lr is too large.", stacklevel=2
                     )
@@ -373,28 +378,34 @@ def simulate(
     return recorder.history(simulation.numbers, _about(simulation), interrupted=interrupted)
 
 
+SOME = (0, 1, 10, 100, 1000, 10_000)  # steps at which learning rates are compared
+
+
 class Keeper:
     """Saves a run now and then, and takes it up again where it was saved last.
 
     Args:
         path: the file; written in full or not at all.
-        seconds: that pass between two times; more where saving takes longer than a fiftieth of them.
+        seconds: that pass between two times; more where saving takes longer than a fiftieth of them; 0 for every step.
         simulation, metrics: what is run and measured; the file of another run is refused.
     """
 
     def __init__(self, path: str | Path, seconds: float, simulation: Simulation, metrics: list[str]) -> None:
         self.path, self.seconds, self.last = Path(path), seconds, time.monotonic()
-        problem = {
-            key: value for key, value in vars(simulation.problem).items() if isinstance(value, int | float | str)
-        }
-        self.facts = {
-            "algorithm": described(simulation.algorithm), "network": fingerprint(simulation.mixing),
-            "problem": {"type": type(simulation.problem).__name__} | problem, "trials": simulation.numbers,
-            "precision": str(simulation.precision), "loss": simulation.loss, "wire": simulation.wire, "metrics": metrics,
-        } | {key: value for key, value in _about(simulation).items() if key in ("lr", "seed")}  # fmt: skip
-        self.facts = json.loads(json.dumps(self.facts))
+        if not self.path.parent.is_dir() or self.path.is_dir():
+            raise FileError(
+                f"checkpoint={path} cannot be a file: make the directory {self.path.parent}, or choose another."
+            )
+        rates = [torch.as_tensor(rate_at(simulation.rate, step)).tolist() for step in SOME]
+        facts = {
+            "algorithm": described(simulation.algorithm), "network": fingerprint(simulation.mixing), "lr": rates,
+            "problem": simulation.problem.fingerprint(), "trials": simulation.numbers, "seed": simulation.seed,
+            "start": saved.digest([simulation.first()]), "precision": str(simulation.precision), "loss": simulation.loss,
+            "wire": simulation.wire, "metrics": metrics,
+        }  # fmt: skip
+        self.facts = json.loads(json.dumps(facts))
 
-    def load(self, running: Running, recorder: Recorder) -> bool:
+    def load(self, running: Running, recorder: Recorder, steps: int) -> bool:
         """Whether there was something to go on from."""
         if not self.path.exists():
             return False
@@ -407,6 +418,10 @@ class Keeper:
             raise PerronError(
                 f"{self.path} was saved by another run: it differs in {', '.join(differ)}. Remove it, or choose another file."
             )
+        if facts["step"] > steps:
+            raise PerronError(
+                f"{self.path} is at step {facts['step']} already; ask for more steps than {steps}, or choose another file."
+            )
         running.restore(tensors, facts)
         recorder.restore(tensors)
         return True
@@ -417,9 +432,13 @@ class Keeper:
         if began - self.last < self.seconds and not now_or_never:
             return
         tensors, facts = running.saved()
-        saved.write(self.path, tensors | recorder.saved(), facts | {"run": self.facts})
+        try:
+            saved.write(self.path, tensors | recorder.saved(), facts | {"run": self.facts})
+        except FileError as error:
+            warnings.warn(f"{error} The run goes on without being saved.", stacklevel=3)
         self.last = time.monotonic()
-        self.seconds = max(self.seconds, 50 * (self.last - began))
+        if self.seconds:
+            self.seconds = max(self.seconds, 50 * (self.last - began))
 
 
 def _about(simulation: Simulation) -> dict[str, Any]:

@@ -36,9 +36,9 @@ class Stripes:
         self, algorithm: Algorithm, x: Tensor, node: Node, *, others: Node | None = None, width: int | None = None
     ) -> None:
         self.algorithm, self.node, self.others = algorithm, node, others or node
-        self.dim = x.shape[-1]
+        self.shape = x.shape
         self.parts = stripes(x, width)
-        self.state = _apart(algorithm.init(x, node))
+        self.state = _apart(algorithm.init(x, node), x)
         self._point: Tensor | None = None
 
     def advance(self, lr: Rate, gradient: Callable[[Tensor], Tensor]) -> None:
@@ -67,8 +67,8 @@ class Stripes:
         return type(self.state)(*(self._of(value, part) for value in self.state))
 
     def _is_wide(self, value: Tensor) -> bool:
-        """Whether it has d columns; weights that sum to one, counters and the like have not."""
-        return value.shape[-1] == self.dim
+        """Whether it is of the models' shape; weights that sum to one, counters and the like are not."""
+        return value.shape == self.shape
 
     def _of(self, value: Tensor, part: slice) -> Tensor:
         return value[..., part] if self._is_wide(value) else value
@@ -105,12 +105,10 @@ def stripes(x: Tensor, width: int | None = None) -> list[slice]:
     return [slice(first, min(first + width, dim)) for first in range(0, dim, width)]
 
 
-def _apart(state: Any) -> Any:
-    """The state with memory of its own for each of its parts."""
-    taken: set[int] = set()
-    values = []
+def _apart(state: Any, x: Tensor) -> Any:
+    """The state with memory of its own for each of its parts; the models keep theirs."""
+    values: list[Tensor] = []
     for value in state:
-        shares = value.untyped_storage().data_ptr() in taken or not value.is_contiguous()
-        values.append(value.clone(memory_format=torch.contiguous_format) if shares else value)
-        taken.add(values[-1].untyped_storage().data_ptr())
+        kept = value is x and not any(one is x for one in values)
+        values.append(value if kept else value.clone(memory_format=torch.contiguous_format))
     return type(state)(*values)

@@ -208,9 +208,9 @@ class Study(BaseModel):
     def _fits_its_conclusion(self) -> Study:
         """What a conclusion needs is asked for before hours of runs, not after."""
         used = {*self.weights, *(choice.options.get("weights", self.weights[0]) for choice in self.algorithms)}
-        for key in self.nodes:
+        for key in [*self.nodes, *self.lr]:
             if "/" in key and key.partition("/")[2] not in used:
-                raise ValueError(f"nodes: {key!r} names weights that the study does not use: {', '.join(sorted(used))}")
+                raise ValueError(f"{key!r} names weights that the study does not use: {', '.join(sorted(used))}")
         if "authors" in used and (odd := [choice.label for choice in self.topologies if choice.options]):
             raise ValueError(f"weights: the authors' networks take no options; got {', '.join(odd)}")
         for need in NEEDS.get(self.conclusion, ()):
@@ -226,11 +226,11 @@ class Study(BaseModel):
             dict(zip(self.problem, values, strict=True)) for values in product(*map(_listed, self.problem.values()))
         ]
         for problem, topology, seed, network_seed in product(problems, self.topologies, self.seeds, self.network_seed):
-            for algorithm, lr in product(self.algorithms, self.lr.get(topology.name) or self.lr["default"]):
+            for algorithm in self.algorithms:
                 options = algorithm.options
                 own = options.pop("weights", None)
                 for weights in [own] if own else self.weights:
-                    for nodes in self._counts(topology.name, weights):
+                    for lr, nodes in product(*(_at(table, topology.name, weights) for table in (self.lr, self.nodes))):
                         found.append(
                             Run(
                                 problem=problem,
@@ -256,11 +256,11 @@ class Study(BaseModel):
                         )
         return list({run.key: run for run in found}.values())
 
-    def _counts(self, topology: str, weights: str) -> list[int]:
-        for key in (f"{topology}/{weights}", topology, "default"):
-            if key in self.nodes:
-                return self.nodes[key]
-        return []
+
+def _at(table: Mapping[str, list[Any]], topology: str, weights: str) -> list[Any]:
+    """What a table by topology, or by topology and weights, says of one."""
+    keys = (f"{topology}/{weights}", topology, "default")
+    return next((table[key] for key in keys if key in table), [])
 
 
 def load(name_or_file: str | Path, changes: Mapping[str, Any] | None = None) -> Study:

@@ -98,7 +98,7 @@ def run_with_progress(study: Any, folder: Path, workers: int | None = None) -> O
         TimeElapsedColumn(),
         TimeRemainingColumn(),
     )
-    with Progress(*columns, console=console, disable=not console.is_terminal) as bar:
+    with Progress(*columns, console=console, disable=not console.is_terminal, speed_estimate_period=3600) as bar:
         task = bar.add_task(study.name, total=1.0)
         last = time.monotonic()
 

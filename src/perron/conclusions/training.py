@@ -139,7 +139,7 @@ def _cells(row: dict[str, Any]) -> dict[str, str]:
             value, error = row[metric], row[f"{metric}_error"]
             share = "accuracy" in metric
             text = with_error(100 * value, 100 * error, ".2f") if share else with_error(value, error, ".3g")
-            cells[title] = f"{text} %" if share else text
+            cells[title] = f"{text} %" if share and text else text
     return cells
 
 

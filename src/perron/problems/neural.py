@@ -21,9 +21,11 @@ from perron.keyed import Keyed
 from perron.options import named
 from perron.partition import deal
 from perron.problem import Problem
+from perron.problems.batches import Batches
 from perron.problems.stacked import Stacked
+from perron.saved import digest
 
-ORDERS, AUGMENTATION, DROPOUT = 1, 2, 3  # streams of random numbers
+AUGMENTATION, DROPOUT = 2, 3  # streams of random numbers, besides that of `Batches`
 CHUNK = 1000  # samples that are evaluated at a time
 
 
@@ -83,7 +85,10 @@ class Neural(Problem):
             part if part.is_floating_point() else part.long() for part in (data.labels, data.test_labels)
         )
         self.data = data._replace(labels=labels, test_labels=test_labels)
-        self.parts, self.weight_decay, self.evaluate = list(parts), weight_decay, evaluate
+        self.parts = [torch.as_tensor(part, dtype=torch.int64) for part in parts]
+        self.weight_decay, self.evaluate = weight_decay, evaluate
+        # Parts of a model that is trained may be left in eval mode, as BatchNorm that is frozen.
+        self._evaluating = [name for name, module in model.named_modules() if not module.training and model.training]
         self._loss = loss
         self._params = [param for param in self.model.parameters() if param.requires_grad]
         if not self._params:
@@ -92,29 +97,49 @@ class Neural(Problem):
         self.nodes, self.dim = len(self.parts), sum(self._sizes)
         self._longest = max(len(part) for part in self.parts)  # of all nodes, for one of them alone, too
         self._start = vector(self.model) if start is None else start.detach().clone()
+        if tuple(self._start.shape) not in ((self.dim,), (self.nodes, self.dim)):
+            shapes = f"({self.dim},) or ({self.nodes}, {self.dim})"
+            raise PerronError(f"start has the shape {tuple(self._start.shape)}; it must be {shapes}.")
+        if augment is not None and batch is None:
+            raise PerronError(
+                "Exact gradients (batch=None) are of the samples as they are: leave out augment, or set batch."
+            )
         self._moments = _normalised(data.images)
         self._prepare(self._params[0].dtype, torch.device("cpu"))
+        self._try_out()
+
+    def _try_out(self) -> None:
+        """Whether model, data and loss go together."""
+        inputs, labels = next(self._chunks(self.data.images, self.data.labels, self.parts[0][:2]))
+        self.model.eval()
+        largest = -1 if labels.is_floating_point() else int(self.data.labels.max())
+        try:
+            with torch.no_grad():
+                outputs = self.model(inputs)
+                if outputs.ndim == 2 and outputs.shape[1] <= largest:
+                    raise PerronError(f"The model has {outputs.shape[1]} outputs, but labels go up to {largest}.")
+                loss = self._loss(outputs, labels)
+        except (RuntimeError, ValueError, TypeError, IndexError) as error:
+            shapes = f"inputs {tuple(inputs.shape)} and targets {tuple(labels.shape)}"
+            raise PerronError(f"Model and loss do not go with {shapes} as {labels.dtype}: {error}") from None
+        if loss.ndim:
+            raise PerronError(
+                f"The loss must be one number, the mean over the samples; got the shape {tuple(loss.shape)}."
+            )
 
     def _prepare(self, dtype: torch.dtype, device: torch.device | str) -> None:
         """What is made from the arguments: it depends on precision and device, and starts afresh."""
         self.dtype = dtype
         self.model = self.model.to(device=device, dtype=dtype)
         self._params = [param for param in self.model.parameters() if param.requires_grad]
-        self._stacked = Stacked.of(self.model)
-        self._drops = any(isinstance(module, nn.modules.dropout._DropoutNd) for module in self.model.modules())
-        self._places = {
-            f"{path}.{key}" if path else key: (module, key)
-            for path, module in self.model.named_modules()
-            for key, buffer in module._buffers.items()
-            if buffer is not None
-        }
-        self._own = {name: module._buffers[key].clone() for name, (module, key) in self._places.items()}
+        self._stacked = Stacked.of(self.model, self.data.images.ndim)
+        self._places = _buffers(self.model)
+        own = {name: module._buffers[key] for name, (module, key) in self._places.items()}
+        self._own = {name: buffer.clone() for name, buffer in own.items() if buffer is not None}
         self._buffers: dict[str, Tensor] = {}  # of all nodes, (rows, ...), from the first gradient on
         self.data = Images(*(part.to(device) for part in self.data))
         self._shift, self._scale = (part.to(device, dtype) for part in self._moments)
-        self._counts = torch.tensor([len(part) for part in self.parts], device=device)
-        self._indices = nn.utils.rnn.pad_sequence(self.parts, batch_first=True).to(device)  # (n, longest)
-        self._orders: tuple[Keyed | None, dict[int, Tensor]] = (None, {})
+        self.batches = Batches(self.parts, self.batch or 1, self.sampling, longest=self._longest)
 
     @classmethod
     def images(
@@ -152,6 +177,7 @@ class Neural(Problem):
             start: ``"common"``: the same initial model for all nodes; ``"own"``: each node has its own.
             seed: of initial models and of the partition.
         """
+        named(start, {"common": None, "own": None}, "start")
         content = datasets.load(data, folder)
         if samples is not None:
             if not 1 <= samples <= len(content.labels):
@@ -160,7 +186,7 @@ class Neural(Problem):
         shape: Any = tuple(content.images.shape[1:])
         options: dict[str, Any] = {} if width is None else {"width": width}
         if model == "mlp":
-            options = {"hidden": (width or 1024,) * depth}
+            options = {"hidden": (1024 if width is None else width,) * depth}
         classes = int(max(content.labels.max(), content.test_labels.max())) + 1
 
         def made(number: int) -> nn.Module:
@@ -193,13 +219,11 @@ class Neural(Problem):
         return self._with([self.parts[number]], start, self.dtype, self._shift.device)
 
     def _with(self, parts: Sequence[Tensor], start: Tensor, dtype: torch.dtype, device: torch.device | str) -> Neural:
-        other = object.__new__(Neural)
+        other = object.__new__(type(self))
         other.__dict__.update(self.__dict__)
         other.model = deepcopy(self.model)
-        for name, (module, key) in self._places.items():
-            path = name.rpartition(".")[0]
-            other.model.get_submodule(path)._buffers[key] = self._own[name].clone()
-            del module
+        for name, (_, key) in self._places.items():
+            other.model.get_submodule(name.rpartition(".")[0])._buffers[key] = self._own[name].clone()
         other.parts, other._start, other.nodes, other.batch_losses = list(parts), start, len(parts), None
         other._prepare(dtype, device)
         return other
@@ -214,7 +238,7 @@ class Neural(Problem):
             return self.local_grads(x, out)
         out = torch.empty_like(x) if out is None else out
         points, grads = x.reshape(-1, self.dim), out.view(-1, self.dim)
-        chosen = self._samples(draw, random).view(len(points), self.batch)
+        chosen = self.batches(draw, random).view(len(points), self.batch)
         inputs = self._inputs(self.data.images, chosen)
         if self.augment is not None:
             numbers = random.stream(AUGMENTATION).uniform(draw, self.batch * self.augment.numbers)
@@ -224,7 +248,7 @@ class Neural(Problem):
         if self._stacked is not None:
             losses = self._stacked.grad(points, inputs, targets, self._loss, grads)
         else:
-            seeds = random.stream(DROPOUT).integers(draw, 1, 2**53).view(-1).tolist() if self._drops else None
+            seeds = random.stream(DROPOUT).integers(draw, 1, 2**53).view(-1).tolist()
             losses = self._looped(points, inputs, targets, grads, seeds)
         if self.weight_decay:
             out.add_(x, alpha=self.weight_decay)
@@ -232,7 +256,7 @@ class Neural(Problem):
         return out
 
     def local_grads(self, x: Tensor, out: Tensor | None = None) -> Tensor:
-        """Over all samples of each node, as they are (without augmentation), in eval mode."""
+        """Over all samples of each node, as they are (without augmentation), in eval mode, with each node's own statistics."""
         out = torch.zeros_like(x) if out is None else out.zero_()
         self._remember(x.numel() // self.dim)
         self.model.eval()
@@ -254,19 +278,33 @@ class Neural(Problem):
 
     def loss(self, x: Tensor) -> Tensor:
         """The training loss at common points, without augmentation, in eval mode, over all samples or those of ``evaluate``."""
-        share = torch.full((self.nodes,), 1 / self.nodes)
-        if self.evaluate is None:
-            parts = self.parts
-        else:
+        share, parts = torch.full((self.nodes,), 1 / self.nodes), self.parts
+        if self.evaluate is not None:  # the same samples, whoever has them
             order = torch.randperm(len(self.data.labels), generator=torch.Generator().manual_seed(0))
-            parts = [order[torch.isin(order, torch.cat(self.parts))][: self.evaluate]]
-        means = [self._scored(x, share, self.data.images, self.data.labels, part)[0] for part in parts]
-        return torch.stack(means).mean(0)
+            taken = order[torch.isin(order, torch.cat(parts))][: self.evaluate]
+            parts = [part[torch.isin(part, taken)] for part in parts]
+        total, weights = torch.zeros(x.shape[:-1], dtype=torch.float64), 0.0
+        for some, part in zip(parts, self.parts, strict=True):
+            if len(some):  # a sample of a node with m samples weighs 1/m
+                total += self._scored(x, share, self.data.images, self.data.labels, some)[0] * len(some) / len(part)
+                weights += len(some) / len(part)
+        return total / weights
 
     def scores(self, x: Tensor, share: Tensor) -> tuple[Tensor, Tensor]:
         """Loss and accuracy on the test set."""
         everything = torch.arange(len(self.data.test_labels))
         return self._scored(x, share, self.data.test_images, self.data.test_labels, everything)
+
+    def hessian(self, x: Tensor) -> Tensor:
+        """Not for networks: they are too large, and their loss is evaluated without a graph."""
+        raise PerronError("The second derivative of a network is not computed; measure loss_mean or grad_norm_sq.")
+
+    def fingerprint(self) -> dict[str, Any]:
+        """Data, partition, start, model and all settings."""
+        made_of = digest([*self.data, *self.parts, self._start, *self._own.values()])
+        facts = (str(self.model), str(self.augment), getattr(self._loss, "__qualname__", repr(self._loss)))
+        settings = (self.batch, self.sampling, self.weight_decay, self.evaluate, self._evaluating)
+        return {"type": type(self).__name__, "made of": [made_of, *facts, *map(str, settings)]}
 
     @property
     def memory(self) -> dict[str, Tensor]:
@@ -279,22 +317,25 @@ class Neural(Problem):
 
     # ---- one node after the other
 
-    def _looped(
-        self, points: Tensor, inputs: Tensor, targets: Tensor, grads: Tensor, seeds: list[int] | None
-    ) -> Tensor:
+    def _looped(self, points: Tensor, inputs: Tensor, targets: Tensor, grads: Tensor, seeds: list[int]) -> Tensor:
         """The gradients of each row at its own point; its losses."""
         self._remember(len(points))
         self.model.train()
+        for name in self._evaluating:
+            self.model.get_submodule(name).eval()
         losses = []
+        gpus = [points.device.index or 0] if points.device.type == "cuda" else []
         for row, (point, grad) in enumerate(zip(points, grads.zero_(), strict=True)):
             self._wear(point, grad)
             self._wear_buffers({name: values[row] for name, values in self._buffers.items()})
-            with torch.enable_grad(), torch.random.fork_rng(devices=[], enabled=seeds is not None):
-                if seeds is not None:
-                    torch.manual_seed(seeds[row])
+            with torch.enable_grad(), torch.random.fork_rng(devices=gpus):
+                torch.manual_seed(seeds[row])  # for dropout and the like, wherever it is
                 loss = self._loss(self.model(inputs[row]), targets[row])
                 loss.backward()  # type: ignore[no-untyped-call]
             losses.append(loss.detach())
+            if not row and set(_buffers(self.model)) != set(self._places):
+                new_ones = ", ".join(sorted(set(_buffers(self.model)) - set(self._places)))
+                raise PerronError(f"The model made buffers while it ran: {new_ones}. Give them a value from the start.")
             for name, (module, key) in self._places.items():  # a module may have put a new one in the place
                 if (new := module._buffers[key]) is not None and new.data_ptr() != self._buffers[name][row].data_ptr():
                     self._buffers[name][row] = new
@@ -337,7 +378,8 @@ class Neural(Problem):
                         right += int((outputs.argmax(1) == targets).sum())
                 found.append((loss / len(which), right / len(which)))
         losses, shares = torch.tensor(found, dtype=torch.float64).view(*x.shape[:-1], 2).unbind(-1)
-        return losses, torch.full_like(shares, torch.nan) if labels.is_floating_point() else shares
+        unknown = labels.is_floating_point() | losses.isnan()  # what is not a number is not right by chance
+        return losses, shares.masked_fill(unknown, torch.nan)
 
     def _shared(self, trial: int, share: Tensor) -> dict[str, Tensor]:
         """Buffers averaged over the nodes of a trial; of whole numbers, those of the node that counts most."""
@@ -358,39 +400,15 @@ class Neural(Problem):
     def _normal(self, inputs: Tensor) -> Tensor:
         return torch.addcmul(self._shift, inputs.to(self.dtype), self._scale)
 
-    def _samples(self, draw: int, random: Keyed) -> Tensor:
-        """The numbers of the samples in each batch, ``(..., n, batch)``."""
-        if self.batch is None:
-            raise PerronError("There are no batches: batch is None.")
-        if self.sampling == "replacement":
-            drawn = random.uniform(draw, self.batch)
-            places = (drawn * self._counts[:, None]).long().minimum(self._counts[:, None] - 1)
-        else:
-            numbers = draw * self.batch + torch.arange(self.batch, device=self._counts.device)
-            epochs, within = numbers // self._counts[:, None], numbers % self._counts[:, None]  # (n, batch)
-            places = within
-            for epoch in epochs.unique().tolist():  # type: ignore[no-untyped-call]
-                order = self._order(epoch, random)
-                there = order.gather(-1, within.expand(*order.shape[:-1], self.batch))
-                places = torch.where(epochs == epoch, there, places)
-            self._forget(int(epochs.min()))
-        spread = self._indices.expand(*places.shape[:-1], -1) if places.ndim > 2 else self._indices
-        return spread.gather(-1, places)
 
-    def _order(self, epoch: int, random: Keyed) -> Tensor:
-        """A random order of each node's samples, ``(..., n, longest)``."""
-        if self._orders[0] is not random:
-            self._orders = (random, {})
-        known = self._orders[1]
-        if epoch not in known:
-            drawn = random.stream(ORDERS).uniform(epoch, self._longest).clone()
-            drawn[..., torch.arange(self._longest, device=drawn.device) >= self._counts[:, None]] = 2.0  # not there
-            known[epoch] = drawn.argsort(-1)
-        return known[epoch]
-
-    def _forget(self, before: int) -> None:
-        for epoch in [epoch for epoch in self._orders[1] if epoch < before]:
-            del self._orders[1][epoch]
+def _buffers(model: nn.Module) -> dict[str, tuple[nn.Module, str]]:
+    """Where each buffer is, by name: its module, and its key there."""
+    return {
+        f"{path}.{key}" if path else key: (module, key)
+        for path, module in model.named_modules()
+        for key, buffer in module._buffers.items()
+        if buffer is not None
+    }
 
 
 def vector(model: nn.Module) -> Tensor:
@@ -406,7 +424,8 @@ def _normalised(images: Tensor) -> tuple[Tensor, Tensor]:
     counts = torch.stack([torch.bincount(one, minlength=256) for one in channels]).double()  # (C, 256)
     value = torch.arange(256.0, dtype=torch.float64)
     mean = (counts @ value) / counts.sum(1)
-    deviation = ((counts @ value.square()) / counts.sum(1) - mean.square()).sqrt().clamp_min(1e-6)
+    deviation = ((counts @ value.square()) / counts.sum(1) - mean.square()).clamp_min(0).sqrt()
+    deviation[deviation < 1e-6] = 1.0  # of what is the same everywhere
     shape = (-1, *[1] * (images.ndim - 2))
     return (-mean / deviation).view(shape), (1 / deviation).view(shape)
 

@@ -24,16 +24,20 @@ class Stacked:
         self.layers = layers
 
     @classmethod
-    def of(cls, model: nn.Module) -> Stacked | None:
-        """Of a model, if it is such a chain and all its parameters are trained; None otherwise."""
-        if type(model) is not nn.Sequential or not all(param.requires_grad for param in model.parameters()):
+    def of(cls, model: nn.Module, inputs: int) -> Stacked | None:
+        """Of a model for inputs with so many axes (the batch is one), if it is such a chain; None otherwise."""
+        if type(model) is not nn.Sequential or any(map(_watched, model.modules())):
             return None
         layers = list(model)
-        flatten = isinstance(layers[0], nn.Flatten) and (layers[0].start_dim, layers[0].end_dim) == (1, -1)
+        flatten = (
+            bool(layers) and isinstance(layers[0], nn.Flatten) and (layers[0].start_dim, layers[0].end_dim) == (1, -1)
+        )
         known = all(type(layer) is nn.Linear or type(layer) in ELEMENTWISE for layer in layers[flatten:])
         linear = [layer for layer in layers if type(layer) is nn.Linear]
-        own = len({id(layer) for layer in linear}) == len(linear)  # a layer that comes twice has its gradients added up
-        return cls(layers[flatten:]) if known and own and linear else None
+        # Weights that are shared, computed from others or frozen are not the parameters in their order.
+        params = [param for layer in linear for param in (layer.weight, layer.bias) if param is not None]
+        plain = list(map(id, params)) == [id(param) for param in model.parameters() if param.requires_grad]
+        return cls(layers[flatten:]) if known and linear and plain and (flatten or inputs == 2) else None
 
     def grad(
         self,
@@ -65,6 +69,11 @@ class Stacked:
             losses = torch.stack([loss(made, wanted) for made, wanted in zip(hidden, targets, strict=True)])
             losses.sum().backward()  # type: ignore[no-untyped-call]
         return losses.detach()
+
+
+def _watched(module: nn.Module) -> bool:
+    """Whether something else happens when the module is called."""
+    return any(getattr(module, name) for name in ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks"))
 
 
 class _Linear(torch.autograd.Function):
