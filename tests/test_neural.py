@@ -192,6 +192,28 @@ def test_dropout_is_drawn_by_key():
     assert not torch.equal(models_after(problem, 4, seed=1).state.x, one)
 
 
+# ---- real data, where it is
+
+
+@pytest.mark.skipif(data.find("mnist") is None, reason="MNIST is not on this machine")
+def test_the_papers_network_learns_mnist():
+    problem = Neural.images(4, data="mnist", batch=16, evaluate=1000)
+    history = simulate(
+        problem, PushPull(order="pu"), MIXING, lr=0.1, steps=60, every=60, metrics=["loss_mean", "test_accuracy"]
+    )
+    assert problem.dim == 1_863_690
+    assert history["test_accuracy"][0] < 0.2
+    assert history["test_accuracy"][-1] > 0.75
+    assert history["loss_mean"][-1] < 0.9
+
+
+@pytest.mark.skipif(data.find("cifar10") is None, reason="CIFAR-10 is not on this machine")
+def test_resnet_starts_to_learn_cifar10():
+    problem = Neural.images(4, data="cifar10", model="resnet18", width=4, batch=16, augment="authors", evaluate=500)
+    history = simulate(problem, PushPull(order="pu"), MIXING, lr=0.1, steps=40, every=40, metrics=["loss_mean"])
+    assert history["loss_mean"][-1] < history["loss_mean"][0] - 0.1
+
+
 # ---- in place
 
 
