@@ -1,6 +1,6 @@
 """Run the studies that come with perron and write their pages: docs/studies/NAME.md with pictures.
 
-    .venv/bin/python benchmarks/studies.py                   # all of them, about an hour of two cores
+    .venv/bin/python benchmarks/studies.py                   # all but the largest, some hours of two cores
     .venv/bin/python benchmarks/studies.py error-floor       # some of them
     .venv/bin/python benchmarks/studies.py --again           # only write the pages again, from the results that are there
 
@@ -14,11 +14,12 @@ from pathlib import Path
 
 from perron import conclusions
 from perron.experiment import read_study
-from perron.study import load, shipped
+from perron.study import Study, load, shipped
 from perron.study_cli import run_with_progress
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs" / "studies"
+APART = ("demo", "cifar10-resnet18")  # a part of another, and one that takes days without a GPU
 
 
 def page(name: str, again: bool) -> None:
@@ -37,9 +38,17 @@ def page(name: str, again: bool) -> None:
         shutil.copy(picture, DOCS / f"{name}-{picture.name}")
         text = text.replace(f"]({picture.name})", f"]({name}-{picture.name})")
     title, _, rest = text.partition("\n\n")
-    cost = f"{len(load(name).runs)} runs, {manifest['core_seconds'] / 60:.0f} core-minutes"
+    cost = f"{len(outcome.study.runs)} runs, {manifest['core_seconds'] / 60:.0f} core-minutes"
     study = f"[the study file](../../src/perron/studies/{name}.toml)"
-    (DOCS / f"{name}.md").write_text(f"{title}\n\n`perron study run {name}` ({cost}; {study})\n\n{rest}")
+    command = " ".join(["perron study run", name, *part_of(outcome.study, now)])
+    (DOCS / f"{name}.md").write_text(f"{title}\n\n`{command}` ({cost}; {study})\n\n{rest}")
+
+
+def part_of(done: Study, whole: Study) -> list[str]:
+    """What was set to run a part of a study only."""
+    topologies, nodes = [choice.label for choice in done.topologies], done.nodes.get("default")
+    said = [f"--set 'topologies={json.dumps(topologies)}'"] if done.topologies != whole.topologies else []
+    return said + ([f"--set nodes={json.dumps(nodes, separators=(',', ':'))}"] if done.nodes != whole.nodes else [])
 
 
 def index() -> None:
@@ -60,7 +69,7 @@ def index() -> None:
 
 
 if __name__ == "__main__":
-    names = [name for name in sys.argv[1:] if name != "--again"] or [name for name in shipped() if name != "demo"]
+    names = [name for name in sys.argv[1:] if name != "--again"] or [name for name in shipped() if name not in APART]
     for wanted in names:
         page(wanted, again="--again" in sys.argv)
         print(read_study(ROOT / "results" / wanted).study.title)
