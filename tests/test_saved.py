@@ -14,6 +14,8 @@ TENSORS = {
     "strided": torch.randn(4, 6)[:, ::2],
     "none": torch.empty(0, 3),
     "one": torch.tensor(2.5),
+    "expanded": torch.tensor(7).expand(1).clone(),
+    "wide": torch.arange(3.0).expand(2, 3),
 }
 
 

@@ -81,4 +81,8 @@ def digest(tensors: Iterable[Tensor]) -> str:
 
 def _raw(tensor: Tensor) -> Any:
     """A tensor's own bytes."""
-    return tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
+    dense = tensor.detach().cpu().contiguous()
+    flat = dense.as_strided(
+        (dense.numel(),), (1,)
+    )  # an axis of length one may have any stride, and count as contiguous
+    return flat.view(torch.uint8).numpy()
