@@ -21,6 +21,7 @@ import time
 from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import numpy as np
 import torch
@@ -35,7 +36,7 @@ from perron.network import Network
 from perron.partition import iid
 from perron.problems import Neural
 from perron.run import Run
-from perron.simulation import Running, Simulation
+from perron.simulation import Running, Simulation, simulate
 from perron.study import load
 
 BATCH, ROUNDS = 128, 15
@@ -135,7 +136,7 @@ def resident() -> int:
 
 
 def peak(n: int, data: Images) -> float:
-    """The most memory that a run takes, from before its problem is made, in units of n P 4 bytes."""
+    """The most memory that a measured and saved run takes, from before its problem is made, in units of n P 4 bytes."""
     before, most, over = resident(), [0], threading.Event()
 
     def watch() -> None:
@@ -145,13 +146,15 @@ def peak(n: int, data: Images) -> float:
 
     watcher = threading.Thread(target=watch)
     watcher.start()
-    with torch.no_grad():
-        run = running(models.build("mlp", (1, 28, 28), 10), data, n, BATCH)
-        for _ in range(4):
-            run.advance()
+    problem = Neural(models.build("mlp", (1, 28, 28), 10), data, iid(data.labels, n), batch=BATCH, evaluate=1000)
+    mixing = Mixing.random_integer(topologies.exponential(n), seed=0)
+    measured = ["loss_mean", "test_accuracy", "consensus_error_sq"]
+    with TemporaryDirectory() as folder:
+        options = {"lr": 1e-3, "steps": 4, "every": 2, "metrics": measured, "save_every": 0.0}
+        simulate(problem, PushPull(), mixing, checkpoint=Path(folder) / "run", **options)  # type: ignore[arg-type]
     over.set()
     watcher.join()
-    return (most[0] - before) / (4 * n * run.problem.dim)
+    return (most[0] - before) / (4 * n * problem.dim)
 
 
 def limit(run: Run, order: str) -> float:

@@ -12,6 +12,8 @@ ELEMENTWISE = (
     nn.ReLU, nn.LeakyReLU, nn.ELU, nn.GELU, nn.SiLU, nn.Tanh, nn.Sigmoid, nn.Softplus, nn.Hardtanh, nn.Identity,
 )  # fmt: skip
 
+GROUP = 8  # nodes at a time: more need more memory and are no faster
+
 
 class Stacked:
     """A `nn.Sequential` of linear layers and activations with the parameters of all nodes, ``(rows, P)``.
@@ -52,6 +54,11 @@ class Stacked:
         Args:
             inputs, targets: ``(rows, batch, ...)``.
         """
+        groups = (part.split(GROUP) for part in (points, inputs, targets, out))  # type: ignore[no-untyped-call]
+        return torch.cat([self._some(loss, *parts) for parts in zip(*groups, strict=True)])
+
+    def _some(self, loss: Callable[[Tensor, Tensor], Tensor], *parts: Tensor) -> Tensor:
+        points, inputs, targets, out = parts
         # Autograd visits the layers because this one number asks for a gradient; their own gradients never meet it.
         asking = torch.zeros((), dtype=points.dtype, device=points.device, requires_grad=True)
         place, hidden = 0, inputs.flatten(2)
@@ -60,12 +67,12 @@ class Stacked:
                 if not isinstance(layer, nn.Linear):
                     hidden = layer(hidden)
                     continue
-                parts = []
+                views = []
                 for param in (layer.weight, layer.bias):
                     for rows in (points, out) if param is not None else ():
-                        parts.append(rows[:, place : place + param.numel()].view(len(rows), *param.shape))
+                        views.append(rows[:, place : place + param.numel()].view(len(rows), *param.shape))
                     place += 0 if param is None else param.numel()
-                hidden = _Linear.apply(asking, hidden, *parts)  # type: ignore[no-untyped-call]
+                hidden = _Linear.apply(asking, hidden, *views)  # type: ignore[no-untyped-call]
             losses = torch.stack([loss(made, wanted) for made, wanted in zip(hidden, targets, strict=True)])
             losses.sum().backward()  # type: ignore[no-untyped-call]
         return losses.detach()
