@@ -418,6 +418,8 @@ def test_what_makes_no_sense_is_refused():
         Neural(nn.Sequential(nn.Flatten()), DIGITS, parts)
     with pytest.raises(PerronError, match="digits has 1,500 training images; got samples=2000"):
         Neural.images(4, samples=2000)
+    with pytest.raises(PerronError, match="There is no device 'gpu' here"):
+        simulate(small(), PushPull(), MIXING, lr=0.1, steps=1, device="gpu")
     with pytest.raises(PerronError, match="no test set"):
         simulate(Quadratic.random(4), PushPull(), MIXING, lr=0.1, steps=1, metrics=["test_accuracy"])
     with pytest.raises(PerronError, match="Residuals are not measured of Neural"):

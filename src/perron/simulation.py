@@ -174,6 +174,13 @@ class Simulation:
             )
         if not len(self.numbers):
             raise PerronError(f"A simulation needs at least one trial; got trials={self.trials!r}.")
+        try:
+            torch.empty(0, device=self.device)
+        except (RuntimeError, AssertionError) as error:  # torch asserts that it was built for a GPU
+            told = str(error).splitlines()[0]
+            raise PerronError(
+                f"There is no device {self.device!r} here ({told}); choose another, as device='cpu'."
+            ) from None
         self.algorithm.check(self.network)
         if self.loss:
             warnings.warn(
