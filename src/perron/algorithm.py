@@ -183,7 +183,10 @@ def stable_steps(iteration: Callable[[float], np.ndarray[Any, Any]]) -> tuple[fl
 
 def weighted(weights: np.ndarray[Any, Any], x: Tensor) -> Tensor:
     """sum_i weights[i] x_i, ``(..., n, d) -> (..., d)``."""
-    return torch.as_tensor(weights, dtype=x.dtype, device=x.device) @ x
+    given = torch.as_tensor(weights, dtype=x.dtype, device=x.device)
+    if x.ndim != 3:
+        return given @ x
+    return torch.bmm(given.expand(x.shape[0], 1, -1), x).squeeze(-2)  # matmul would copy x first
 
 
 def _check(about: About, mixing: Mixing) -> None:

@@ -17,6 +17,7 @@ from perron.errors import PerronError
 from perron.network import Network
 from perron.node import Counting
 from perron.problem import Problem
+from perron.stripes import stripes
 
 T = TypeVar("T")
 
@@ -56,7 +57,6 @@ class Snapshot(NamedTuple):
 
 
 Metric = Callable[[Snapshot], Tensor]
-LARGE = 2**22  # numbers: a state of more is looked at node by node, since a copy of it would cost memory
 BLOCKS = "residual_block_sq_"  # and the length of the block
 
 
@@ -185,10 +185,9 @@ def distance_max(now: Snapshot) -> Tensor:
 
 def consensus_error_sq(now: Snapshot) -> Tensor:
     """mean_i |x_i - x-hat|^2."""
-    x, center = now.state.x, now.average
-    if x.numel() <= LARGE:
-        return _sq(x - center.unsqueeze(-2)).mean(-1)
-    return torch.stack([_sq(one - center) for one in x.unbind(-2)]).mean(0)
+    x, center = now.state.x, now.average.unsqueeze(-2)
+    # Stripe by stripe: of a large model a copy would cost memory.
+    return torch.stack([_sq(x[..., part] - center[..., part]) for part in stripes(x)]).sum(0).mean(-1)
 
 
 def tracking_error_sq(now: Snapshot) -> Tensor:

@@ -248,7 +248,6 @@ class Running:
         self.lr: float | Tensor = 0.0
         self.previous: Any = None
         self.grads: list[Tensor] = []
-        self._room: list[Tensor] = []  # for gradients
         first = one.first()
         # Losses and rounding look at whole vectors, and so may the algorithm.
         whole = bool(one.loss or one.wire) or not one.algorithm.coordinatewise
@@ -276,13 +275,9 @@ class Running:
             self.state = self.stripes.state
         self.step += 1
 
-    def _gradient(self, point: Tensor) -> Tensor:
-        if not self.problem.in_place:
-            grad = self.problem.grad(point, self.draws, self.random)
-        else:  # those of one step must not overwrite each other, those of the next may
-            if len(self.grads) == len(self._room):
-                self._room.append(torch.empty_like(point))
-            grad = self.problem.grad(point, self.draws, self.random, out=self._room[len(self.grads)])  # type: ignore[call-arg]
+    def _gradient(self, point: Tensor, out: Tensor | None = None) -> Tensor:
+        place = {} if out is None else {"out": out}
+        grad = self.problem.grad(point, self.draws, self.random, **place)
         self.draws += 1
         self.grads.append(grad)
         return grad

@@ -40,28 +40,37 @@ class Stripes:
         self.parts = stripes(x, width)
         self.state = _apart(algorithm.init(x, node), x)
         self._point: Tensor | None = None
+        self._room: list[Tensor] = []  # for gradients: those of one step must not overwrite each other
 
-    def advance(self, lr: Rate, gradient: Callable[[Tensor], Tensor]) -> None:
-        """One step. The gradients that are given back need not outlive it: what must last is copied."""
+    def advance(self, lr: Rate, gradient: Callable[[Tensor, Tensor], Tensor]) -> None:
+        """One step; ``gradient(point, out)`` writes into ``out``, and gives it back.
+
+        A gradient that becomes part of the state does so with its memory, and that part's memory is for the next gradient.
+        """
         nodes = [self.node, *[self.others] * (len(self.parts) - 1)]
         steps = [
             self.algorithm.step(self._stripe(part), node, lr) for part, node in zip(self.parts, nodes, strict=True)
         ]
         points: list[Any] = [None] * len(steps)
-        grad: Tensor | None = None
-        new: Any = None
-        while new is None:
+        grads: list[Tensor] = []
+        new: list[Any] = []
+        while not new:
             for place, (step, part) in enumerate(zip(steps, self.parts, strict=True)):
                 try:
-                    points[place] = step.send(None if grad is None else grad[..., part])  # type: ignore[arg-type]
+                    points[place] = step.send(grads[-1][..., part] if grads else None)  # type: ignore[arg-type]
                 except StopIteration as done:
-                    new = self._written(done.value, part)
-            if new is None:
-                grad = gradient(self._whole(points))
+                    new = self._written(done.value, part, grads)
+            if not new:
+                if len(grads) == len(self._room):
+                    self._room.append(torch.empty_like(self.state.x))
+                grads.append(gradient(self._whole(points), self._room[len(grads)]))
         # What all stripes share changes when all are done.
-        self.state = type(self.state)(
-            *(own if self._is_wide(own) else value for own, value in zip(self.state, new, strict=True))
-        )
+        for place, (own, value) in enumerate(zip(self.state, new, strict=True)):
+            if isinstance(value, int):
+                new[place], self._room[value] = grads[value], own
+            elif self._is_wide(own):
+                new[place] = own
+        self.state = type(self.state)(*new)
 
     def _stripe(self, part: slice) -> Any:
         return type(self.state)(*(self._of(value, part) for value in self.state))
@@ -87,15 +96,20 @@ class Stripes:
             self._point[..., part] = point
         return self._point
 
-    def _written(self, new: Any, part: slice) -> Any:
-        """The new state of a stripe, after it was written in the place of the old."""
+    def _written(self, new: Any, part: slice, grads: list[Tensor]) -> list[Any]:
+        """The new state of a stripe, after it was written in the place of the old; the number of a gradient where it is one."""
         kept = {value.untyped_storage().data_ptr() for value in self.state}
         # What the new state takes over from the old (the last model as the previous one) is saved before it is written over.
         values = [value.clone() if value.untyped_storage().data_ptr() in kept else value for value in new]
+        left = {grad[..., part].data_ptr(): number for number, grad in enumerate(grads)}
+        found: list[Any] = []
         for own, value in zip(self.state, values, strict=True):
-            if self._is_wide(own):
+            wide = self._is_wide(own)
+            number = left.pop(value.data_ptr(), None) if wide and value.stride() == own[..., part].stride() else None
+            if wide and number is None:
                 own[..., part] = value
-        return type(new)(*values)
+            found.append(value if number is None else number)
+        return found
 
 
 def stripes(x: Tensor, width: int | None = None) -> list[slice]:
