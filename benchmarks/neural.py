@@ -204,7 +204,7 @@ def main() -> None:
                 run.advance()
 
         slow, _ = ratio(textbook(n, digits), products(n), ROUNDS, own=own)
-        found, seconds = ratio(step, products(n), ROUNDS, own=own)
+        found, seconds = ratio(step, products(n), ROUNDS * 16 // n, own=own)
         table.add_row("MLP step / bare products", str(n), f"{found:.2f}", bar, f"{1e3 * seconds:.0f}")
         table.add_row("MLP textbook loop / bare products", str(n), f"{slow:.2f}", "", "")
         problem, random, draws = run.problem, run.random, iter(range(10**6))
