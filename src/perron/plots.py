@@ -32,7 +32,8 @@ COLOURS = (
     "#E69F00",
     "#56B4E9",
     "#000000",
-)  # Okabe & Ito: colour-blind-safe
+    "#8C564B",
+)  # Okabe & Ito: colour-blind-safe; and brown, which differs in brightness from its neighbours
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 BLUE, INK, PALE, GREY = COLOURS[0], "#222222", "#E6F1F8", "#888888"
 

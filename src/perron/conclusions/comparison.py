@@ -15,6 +15,7 @@ from perron.conclusions.conclusion import (
     Table,
     contenders,
     curve,
+    nested,
     panel_title,
     spoken,
     strings,
@@ -45,7 +46,7 @@ def comparison(outcome: Outcome) -> Conclusion:
                     | _measured(run, baseline)
                     | {"baseline": algorithm == "centralized"}
                 )
-    nested = {title: _nested(lines) for title, lines in content.items()}
+    nested = {title: nested(lines) for title, lines in content.items()}
     dashed = "dashed: predicted floor of centralized SGD"
     found.figures["families"] = plots.panels(nested, x="step", y=SQUARED_NORM, legend=dashed)
     equal = " at equal effective step" if outcome.study.equal_effective_step else ""
@@ -53,12 +54,6 @@ def comparison(outcome: Outcome) -> Conclusion:
     found.tables[f"Levels{equal}"] = strings([_cells(row) for row in rows])
     found.sentences = _sentences(rows, equal)
     return found
-
-
-def _nested(lines: list[Line]) -> list[Line]:
-    """From thick to thin, so that of curves that coincide none hides another."""
-    widths = np.linspace(6.0, 1.0, len(lines)) if len(lines) > 1 else [1.5]
-    return [replace(line, width=float(width)) for line, width in zip(lines, widths, strict=True)]
 
 
 def _baseline(table: Table) -> Level | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -61,6 +61,12 @@ def curve(run: Table, label: str, floor: float | None = None, metric: str = METR
     with np.errstate(invalid="ignore", over="ignore"):  # of runs that diverged
         mean, error = values.mean(axis=1), values.std(axis=1, ddof=1) / np.sqrt(trials) if trials > 1 else None
     return Line(label, steps.astype(float), mean, error, floor if floor else None)
+
+
+def nested(lines: list[Line]) -> list[Line]:
+    """From thick to thin, so that of curves that coincide none hides another."""
+    widths = np.linspace(6.0, 1.0, len(lines)) if len(lines) > 1 else [1.5]
+    return [replace(line, width=float(width)) for line, width in zip(lines, widths, strict=True)]
 
 
 def strings(rows: list[dict[str, str]]) -> Table:

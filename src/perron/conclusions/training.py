@@ -14,6 +14,7 @@ from perron.conclusions.conclusion import (
     contenders,
     curve,
     file_name,
+    nested,
     panel_title,
     spoken,
     strings,
@@ -28,10 +29,10 @@ from perron.run import Run
 from perron.speedup import series, time_to
 
 LOSS, RIGHT = "loss_mean", "test_accuracy"
-AXES = {  # what is drawn, if it was measured
-    LOSS: ("loss", "training loss of the averaged model"),
-    RIGHT: ("accuracy", "test accuracy of the averaged model"),
-    "grad_norm_batch": ("batch-gradient", r"$\|\bar g\|/\sqrt{P}$ of minibatches (mostly their noise)"),
+AXES = {  # what is drawn of the averaged model, if it was measured
+    LOSS: ("loss", "training loss"),
+    RIGHT: ("accuracy", "test accuracy"),
+    "grad_norm_batch": ("batch-gradient", r"$\|\bar g\|/\sqrt{P}$ (mostly noise)"),
 }
 COLUMNS = {  # of the table, if they were measured
     LOSS: "training loss",
@@ -50,10 +51,9 @@ def training(outcome: Outcome) -> Conclusion:
     for metric, (name, title) in AXES.items():
         if metric in outcome.table:
             content = {
-                panel: [replace(curve(run, label, metric=metric), width=1.4) for label, run in lines]
+                panel: _drawn([curve(run, label, metric=metric) for label, run in lines])
                 for panel, lines in _panels(outcome.table).items()
             }
-            content = {panel: [_from_first(line) for line in lines] for panel, lines in content.items()}
             shares = metric == RIGHT
             found.figures[name] = plots.panels(content, x="step", y=title, shares=shares)
     for variant, part in variants(outcome.table, but=("algorithm", "weights")):
@@ -92,11 +92,14 @@ def _panels(table: Table) -> dict[str, list[tuple[str, Table]]]:
     return found
 
 
-def _from_first(line: Line) -> Line:
-    """Without what has no value, as at the start."""
-    known = np.isfinite(line.y)
-    error = None if line.error is None else line.error[known]
-    return replace(line, x=line.x[known], y=line.y[known], error=error)
+def _drawn(lines: list[Line]) -> list[Line]:
+    """Without what has no value, as at the start; algorithms, which often coincide, from thick to thin."""
+    found = []
+    for line in lines:
+        known = np.isfinite(line.y)
+        error = None if line.error is None else line.error[known]
+        found.append(replace(line, x=line.x[known], y=line.y[known], error=error, width=1.4))
+    return found if all(line.label.startswith("n = ") for line in found) else nested(found)
 
 
 def _ends(run: Table) -> dict[str, Any]:
@@ -182,7 +185,7 @@ def _sentences(rows: list[dict[str, Any]], *, trials: int) -> list[str]:
         where = ", ".join(f"{row['algorithm']} on {spoken(row['topology'])}({row['nodes']})" for row in failed)
         said.append(f"Diverged with this step: {where}.")
     one = "a single run each, without error bars" if trials == 1 else f"means over {trials} runs each"
-    return [*said, f"Curves and numbers are {one}."]
+    return [*said, f"Curves are of the averaged model; curves and numbers are {one}."]
 
 
 def _draw_partition(outcome: Outcome, found: Conclusion) -> None:
