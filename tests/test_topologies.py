@@ -13,7 +13,7 @@ SQUARES = (1, 4, 9, 16, 25, 64)
 POWERS = (1, 2, 4, 8, 16, 64)
 DEFINED = {
     "grid": SQUARES, "undirected_grid": SQUARES, "torus": SQUARES, "hypercube": POWERS,
-    "nearest_neighbor": (4, 5, 6, 7, 8, 9, 12, 13, 16, 24, 25, 64),
+    "nearest_neighbor": (1, 4, 5, 6, 7, 8, 9, 12, 13, 16, 24, 25, 64),
 }  # fmt: skip
 UNDIRECTED = {
     "random",
