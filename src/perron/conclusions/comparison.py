@@ -46,9 +46,9 @@ def comparison(outcome: Outcome) -> Conclusion:
                     | _measured(run, baseline)
                     | {"baseline": algorithm == "centralized"}
                 )
-    nested = {title: nested(lines) for title, lines in content.items()}
+    drawn = {title: nested(lines) for title, lines in content.items()}
     dashed = "dashed: predicted floor of centralized SGD"
-    found.figures["families"] = plots.panels(nested, x="step", y=SQUARED_NORM, legend=dashed)
+    found.figures["families"] = plots.panels(drawn, x="step", y=SQUARED_NORM, legend=dashed)
     equal = " at equal effective step" if outcome.study.equal_effective_step else ""
     found.summary["levels"] = rows
     found.tables[f"Levels{equal}"] = strings([_cells(row) for row in rows])
