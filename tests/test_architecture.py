@@ -18,6 +18,8 @@ LAYERS = [
     ["network", "node", "keyed", "schedule", "data", "options", "peers", "flat", "saved", "augment"],
     ["algorithm", "problem", "pulse", "models", "fetch", "partition"],
     ["algorithms", "problems", "theory", "agreement", "elastic", "wiring", "stripes"],
+    ["curvature"],
+    ["estimate"],
     ["metrics"],
     ["plots"],
     ["history"],
