@@ -89,6 +89,8 @@ def test_everything_of_a_quadratic(dim, diagonal):
     assert (found.known_smoothness, found.known_noise_var) == (problem.smoothness, 1.5**2)
     assert found.known_strong_convexity == problem.strong_convexity
     assert found.noise_scale is None  # there are no batches
+    at_optimum = estimated(problem, problem.optimum)
+    assert 0 <= at_optimum.gap < 1e-12
 
 
 def test_from_minibatches_nothing_is_biased():

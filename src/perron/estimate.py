@@ -418,11 +418,11 @@ def _gap(loss: float, bound: float) -> float:
         raise PerronError(
             f"The loss is {loss} at this point. Check the data, and estimate where it is finite, as where runs start."
         )
-    if loss < bound:
+    if loss < bound - 1e-6 * (1 + abs(bound)):  # at the optimum, rounding may be on either side
         raise PerronError(
             f"The loss, {loss:g}, lies below its lower bound {bound:g}; pass a lower_bound that it does not go below."
         )
-    return loss - bound
+    return max(0.0, loss - bound)
 
 
 def _pairs(batches: Iterable[Any], draws: int, device: torch.device) -> list[tuple[Any, Any]]:
