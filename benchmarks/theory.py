@@ -9,8 +9,9 @@ Measurements go to docs/theory/*.json after each algorithm; what is there alread
 levels: quadratics whose Hessians differ from node to node, at half the largest stable step of each algorithm, where the simple
 formula is off. Measured over 20 correlation times after a warm-up of 12, in 64 trials; predicted before anything is run.
 
-limits: the same kind of quadratics without noise, all minimised at zero, in which errors grow or shrink without a floor. Steps from 0.8 to
-1.2 times the predicted limit, half a percent apart, are run side by side: the measured limit is the smallest at which errors grow.
+limits: the same kind of quadratics without noise, all minimised at zero, so that errors grow or shrink without a floor. Steps
+from 0.8 to 1.2 times the predicted limit, half a percent apart, are run side by side: the measured limit lies between the largest
+below which all shrink, and the next.
 """
 
 import json
@@ -40,8 +41,8 @@ NETWORKS: dict[str, tuple[Graph, Mixing]] = {
         Mixing.random_integer(topologies.random_digraph(12, probability=0.25, seed=27), seed=1),
     ),
     "directed ring, 10": (
-        topologies.nearest_neighbor(10, k=1),
-        Mixing.random_integer(topologies.nearest_neighbor(10, k=1), seed=0),
+        topologies.ring(10),
+        Mixing.random_integer(topologies.ring(10), seed=0),
     ),
 }
 TRIALS = 64
@@ -122,9 +123,11 @@ def still(nodes: int) -> Quadratic:
 def grows(problem: Quadratic, algorithm: Algorithm, mixing: Mixing, rates: np.ndarray, steps: int) -> np.ndarray:
     """Whether errors grow, for each step size: the largest of the last tenth of the run against that of a tenth in its middle."""
     sizes = torch.as_tensor(rates)[:, None, None]
+    start = torch.as_tensor(np.random.default_rng(0).standard_normal((problem.nodes, problem.dim)))
     # Trials with the same number draw the same: where nodes take part at random, all step sizes see the same ones.
-    simulation = Simulation(problem=problem, algorithm=algorithm, mixing=mixing, lr=sizes, trials=[0] * len(rates))
-    simulation.start = torch.as_tensor(np.random.default_rng(0).standard_normal((problem.nodes, problem.dim)))
+    simulation = Simulation(
+        problem=problem, algorithm=algorithm, mixing=mixing, lr=sizes, trials=[0] * len(rates), start=start
+    )
     middle = late = torch.zeros(len(rates), dtype=torch.float64)
     for now in simulation.iterates(steps):
         if not (0.4 <= now.step / steps <= 0.5 or now.step >= 0.9 * steps):
@@ -170,8 +173,8 @@ def show(kind: str, known: dict[str, Any]) -> None:
         errors = [c["grad_norm_sq"]["error"] / c["grad_norm_sq"]["predicted"] for *_, c in cells]
         worst = int(np.argmax(off))
         console.print(
-            f"{len(cells)} levels: measured within {100 * max(off):.1f} % of the exact prediction (median {100 * np.median(off):.2f} %, "
-            f"standard error of a measurement {100 * np.median(errors):.2f} %); farthest: {cells[worst][:3]}. "
+            f"{len(cells)} levels: measured within {100 * max(off):.1f} % of the exact prediction "
+            f"(median {100 * np.median(off):.2f} %, standard error of a measurement {100 * np.median(errors):.2f} %); farthest: {cells[worst][:3]}. "
             f"{sum(o > 3 * e for o, e in zip(off, errors, strict=True))} are more than three standard errors away."
         )
         simple = [c["grad_norm_sq"]["measured"] / c["simple"] for *_, c in cells]
@@ -185,7 +188,9 @@ def show(kind: str, known: dict[str, Any]) -> None:
                 one = cell[end]
                 ratio = [one[side] / one["predicted"] if one[side] else float("nan") for side in ("stable", "unstable")]
                 if not abs(sum(ratio) / 2 - 1) < 0.03:
-                    console.print(f"{name} on {where}, {end}: measured between {ratio[0]:.3f} and {ratio[1]:.3f} of predicted")
+                    console.print(
+                        f"{name} on {where}, {end}: measured between {ratio[0]:.3f} and {ratio[1]:.3f} of predicted"
+                    )
     console.print(f"{sum(len(by) for by in known.values())} networks and algorithms looked at")
 
 
