@@ -7,7 +7,7 @@
 Measurements go to docs/theory/*.json after each algorithm; what is there already is not measured again (delete it to do so).
 
 levels: quadratics whose Hessians differ from node to node, at half the largest stable step of each algorithm, where the simple
-formula is off. Measured over 20 correlation times after a warm-up of 12, in 64 trials; predicted before anything is run.
+formula is off. Measured over 20 correlation times after a warm-up of 12, in 128 trials; predicted before anything is run.
 
 limits: the same kind of quadratics without noise, all minimised at zero, so that errors grow or shrink without a floor. Steps
 from 0.8 to 1.2 times the predicted limit, half a percent apart, are run side by side: the measured limit lies between the largest
@@ -45,7 +45,7 @@ NETWORKS: dict[str, tuple[Graph, Mixing]] = {
         Mixing.random_integer(topologies.ring(10), seed=0),
     ),
 }
-TRIALS = 64
+TRIALS = 128
 
 
 def network_for(algorithm: Algorithm, graph: Graph, mixing: Mixing, name: str) -> Mixing:
@@ -174,7 +174,8 @@ def show(kind: str, known: dict[str, Any]) -> None:
         worst = int(np.argmax(off))
         console.print(
             f"{len(cells)} levels: measured within {100 * max(off):.1f} % of the exact prediction "
-            f"(median {100 * np.median(off):.2f} %, standard error of a measurement {100 * np.median(errors):.2f} %); farthest: {cells[worst][:3]}. "
+            f"(median {100 * np.median(off):.2f} %, standard error of a measurement {100 * np.median(errors):.2f} %); "
+            f"farthest: {cells[worst][:3]}. "
             f"{sum(o > 3 * e for o, e in zip(off, errors, strict=True))} are more than three standard errors away."
         )
         simple = [c["grad_norm_sq"]["measured"] / c["simple"] for *_, c in cells]
