@@ -17,6 +17,7 @@ below which all shrink, and the next.
 import json
 import sys
 import warnings
+from dataclasses import fields, replace
 from math import ceil, isfinite, log
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,7 @@ from rich.progress import track
 from perron import ALGORITHMS, Mixing, Network, Simulation, simulate, theory, topologies
 from perron.algorithm import Algorithm
 from perron.atomic import write_bytes
+from perron.errors import MixingError
 from perron.graph import Graph
 from perron.problems import Quadratic
 
@@ -57,11 +59,25 @@ def network_for(algorithm: Algorithm, graph: Graph, mixing: Mixing, name: str) -
     return mixing
 
 
+def accepted(algorithm: Algorithm, mixing: Mixing) -> Algorithm:
+    """The algorithm with as much of its momentum, halved as often as it takes, as the network bears."""
+    while True:
+        try:
+            algorithm.check(Network(mixing))
+            return algorithm
+        except MixingError:
+            momenta = {"heavy", "nesterov", "momentum"} & {field.name for field in fields(algorithm)}
+            if not momenta:
+                raise
+            algorithm = replace(algorithm, **{name: getattr(algorithm, name) / 2 for name in momenta})
+
+
 def level(name: str, topology: str, nodes: int) -> dict[str, Any] | None:
     """Measured and predicted level of an algorithm on a topology; None if it has no stable step there."""
     algorithm = ALGORITHMS[name]
     graph = topologies.NAMES[topology](nodes)
     mixing = network_for(algorithm, graph, Mixing.random_integer(graph, seed=1), name)
+    algorithm = accepted(algorithm, mixing)
     problem = Quadratic.random(nodes, 4, strong_convexity=0.2, noise_std=0.5, seed=1)
     network = Network(mixing)
     stable = theory.stable_lr(algorithm, network, problem)
@@ -77,6 +93,8 @@ def level(name: str, topology: str, nodes: int) -> dict[str, Any] | None:
         metrics=metrics, progress=False,
     )  # fmt: skip
     found: dict[str, Any] = {"lr": lr, "steps": warm + measured, "effective": lr * algorithm.effective_step(network)}
+    if algorithm != ALGORITHMS[name]:
+        found["with"] = {field.name: getattr(algorithm, field.name) for field in fields(algorithm)}
     found["simple"] = theory.noise_floor(problem, found["effective"])
     for metric in metrics:
         value, error = history.tail(metric, measured / (warm + measured))
@@ -88,9 +106,12 @@ def limit(name: str, which: str, steps: int) -> dict[str, Any] | None:
     """Predicted and measured ends of the stable interval; None if theory says that there is none."""
     algorithm, (graph, mixing) = ALGORITHMS[name], NETWORKS[which]
     mixing = network_for(algorithm, graph, mixing, name)
+    algorithm = accepted(algorithm, mixing)
     network, problem = Network(mixing), still(graph.nodes)
     stable = theory.stable_lr(algorithm, network, problem)
     found: dict[str, Any] = {"effective": algorithm.effective_step(network)}
+    if algorithm != ALGORITHMS[name]:
+        found["with"] = {field.name: getattr(algorithm, field.name) for field in fields(algorithm)}
     ends = {"upper": stable.upper, "lower": stable.lower} if stable else {}
     for end, predicted in ends.items():
         if predicted == 0 or not isfinite(predicted):
