@@ -78,7 +78,7 @@ class Horizon:
         return self.cap**2 * self.smoothness * self.noise_var * steps / (2 * self.gap)
 
     def saturation_at(self, step: float, steps: float) -> float:
-        """n* at a given effective step: where the noise, eta L sigma^2 / n, falls below the rest of the start, 2 Delta / (eta T)."""
+        """n* at a given effective step: where eta L sigma^2 / n, the noise, falls below 2 Delta / (eta T)."""
         return step**2 * self.smoothness * self.noise_var * steps / (2 * self.gap)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
@@ -13,6 +12,7 @@ from perron.errors import PerronError
 from perron.graph import FloatArray
 from perron.mixing import Mixing
 from perron.node import Side
+from perron.theory.recursion import dense
 
 LARGEST = 128  # nodes; the derivative of s takes a singular value decomposition of every power
 POWERS = 2000  # of the matrix that are summed for s at most
@@ -64,18 +64,18 @@ def sensitivity(mixing: Mixing, side: Side) -> Sensitivity:
     if not (mixing.has_pull if side == "pull" else mixing.has_push):
         raise PerronError(f"This network has no {side} matrix.")
     matrix = mixing.pull if side == "pull" else mixing.push
-    dense = torch.as_tensor(_dense(matrix))
-    edges = dense > 0
+    given = torch.as_tensor(dense(matrix))
+    edges = given > 0
     found: dict[str, FloatArray | None] = {"rho_2": None, "s": None, "c": None}
-    weights = (dense if side == "pull" else dense.T).clone().requires_grad_()
+    weights = (given if side == "pull" else given.T).clone().requires_grad_()
     rows = weights / weights.sum(1, keepdim=True)
     limit = stationary(rows)
     numbers = {"rho_2": torch.linalg.eigvals(rows - limit).abs().max()}
-    if len(dense) <= LARGEST:
+    if len(given) <= LARGEST:
         numbers["s"] = _summed(rows, limit)
     if mixing.has_pull and mixing.has_push:
         other = mixing.push.T if side == "pull" else mixing.pull
-        numbers["c"] = len(dense) * (limit * stationary(torch.as_tensor(_dense(other)))).sum()
+        numbers["c"] = len(given) * (limit * stationary(torch.as_tensor(dense(other)))).sum()
     for name, value in numbers.items():
         (slope,) = torch.autograd.grad(value, weights, retain_graph=True)
         slope = slope if side == "pull" else slope.T
@@ -102,7 +102,3 @@ def _summed(rows: Tensor, limit: Tensor) -> Tensor:
         power = step @ power
     terms = torch.stack(norms)
     return torch.maximum(terms.sum(), (terms**2).sum())
-
-
-def _dense(matrix: Any) -> FloatArray:
-    return np.array(matrix.toarray() if hasattr(matrix, "toarray") else matrix, dtype=np.float64)
