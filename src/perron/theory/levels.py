@@ -12,7 +12,7 @@ from perron.errors import PerronError
 from perron.mixing import Mixing
 from perron.network import Network
 from perron.problem import Problem
-from perron.theory.recursion import LARGEST, Recursion, blocks, recursion, spread
+from perron.theory.recursion import LARGEST, Recursion, blocks, one_thread, recursion, spread
 
 
 def noise_floor(problem: Problem, step: float) -> float:
@@ -175,6 +175,7 @@ def stationary(problem: Problem, algorithm: Algorithm, network: Network | Mixing
     return level_of(recursion(algorithm, network, lr), around(problem))
 
 
+@one_thread()
 def level_of(found: Recursion, near: Around) -> Level:
     """`stationary`, of a recursion and a problem's neighbourhood that are known already."""
     mean, covariance = moments(found, near)

@@ -15,6 +15,8 @@ What a state has besides (push-sum weights, rows of A^t) does not depend on the 
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -31,6 +33,17 @@ from perron.node import Handle, Node, Ready, Side
 
 TOLERANCE = 1e-9  # by which a conserved quantity may seem not to be, in double precision
 LARGEST = 3000  # unknowns in a dense matrix whose eigenvalues we are ready to wait for
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Matrices of a few dozen rows: threads cost far more than they give, above all on a busy machine."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 class MatrixNode(Node):
@@ -151,6 +164,7 @@ class Recursion:
         return slice(at, at + self.nodes)
 
 
+@one_thread()
 def recursion(algorithm: Algorithm, network: Network | Mixing, lr: float) -> Recursion:
     """The linear recursion of an algorithm on a network with a constant step.
 

@@ -12,7 +12,7 @@ from perron.errors import PerronError
 from perron.graph import FloatArray
 from perron.mixing import Mixing
 from perron.node import Side
-from perron.theory.recursion import dense
+from perron.theory.recursion import dense, one_thread
 
 LARGEST = 128  # nodes; the derivative of s takes a singular value decomposition of every power
 POWERS = 2000  # of the matrix that are summed for s at most
@@ -54,6 +54,7 @@ class Sensitivity:
         return norms
 
 
+@one_thread()
 def sensitivity(mixing: Mixing, side: Side) -> Sensitivity:
     """The derivatives of rho_2, s and c by every weight of one matrix of a network that does not vary in time.
 

@@ -18,7 +18,7 @@ from perron.mixing import Mixing
 from perron.network import Network
 from perron.problem import Problem
 from perron.theory.levels import Around, Closed, around, closed, level_of, product
-from perron.theory.recursion import LARGEST, MatrixNode, dense, recursion
+from perron.theory.recursion import LARGEST, MatrixNode, dense, one_thread, recursion
 
 SMALLEST, GREATEST = 1e-3, 10.0  # effective step times curvature: where trying begins and ends
 MOST = 1000.0  # where it ends if all is stable up to there
@@ -40,6 +40,7 @@ class Best(NamedTuple):
     rate: float
 
 
+@one_thread()
 def rate(algorithm: Algorithm, network: Network | Mixing, lr: float, problem: Problem | float | Tensor) -> float:
     """By how much errors shrink in a step, in the long run: the spectral radius of the recursion at the optimum.
 
@@ -52,6 +53,7 @@ def rate(algorithm: Algorithm, network: Network | Mixing, lr: float, problem: Pr
     return _rate(algorithm, _as_network(network), lr, _curvature(problem))
 
 
+@one_thread()
 def stable_lr(algorithm: Algorithm, network: Network | Mixing, problem: Problem | float | Tensor) -> Stable | None:
     """The interval of steps for which the recursion at the optimum contracts, or None if there is none.
 
@@ -92,6 +94,7 @@ def stable_lr(algorithm: Algorithm, network: Network | Mixing, problem: Problem 
     return Stable(lower * unit, upper * unit)
 
 
+@one_thread()
 def best_lr(
     algorithm: Algorithm, network: Network | Mixing, problem: Problem | float | Tensor, *, stable: Stable | None = None
 ) -> Best | None:
@@ -119,6 +122,7 @@ def best_lr(
     return Best(*best)
 
 
+@one_thread()
 def transient(
     problem: Problem, algorithm: Algorithm, network: Network | Mixing, lr: float, *, most: int = 100_000
 ) -> int | None:
