@@ -385,15 +385,14 @@ def _words(advice: Advice, mixing: Mixing) -> list[str]:
         if limit.what == "rho_2":
             graph = mixing.pull_graph if limit.side == "pull" else mixing.push_graph
             metrics = getattr(advice.metrics, limit.side)
-            edge = f"{graph.label(limit.source)} -> {graph.label(limit.target)}"
-            edge = (
-                f"what {graph.label(limit.source)} keeps to itself"
+            where = (
+                f"what node {graph.label(limit.source)} keeps to itself"
                 if limit.source == limit.target
-                else f"the link {edge}"
+                else f"the link {graph.label(limit.source)} -> {graph.label(limit.target)}"
             )
             said.append(
-                f"What limits {limit.side} (rho_2 = {metrics.rho_2:.4g}): {edge}. {'More' if limit.slope < 0 else 'Less'} weight "
-                f"there lowers rho_2 fastest, by {abs(limit.slope) / 10:.2g} for a tenth; of all nodes the weights that "
+                f"What limits {limit.side} (rho_2 = {metrics.rho_2:.4g}): {where}. {'More' if limit.slope < 0 else 'Less'} weight "
+                f"there lowers rho_2 fastest, by {abs(limit.slope) / 10:.2g} for a tenth; of all nodes, the weights that node "
                 f"{graph.label(limit.node)} chooses matter most."
             )
     chosen = advice.chosen
@@ -469,9 +468,7 @@ def _reason(advice: Advice, chosen: Fit) -> str:
             parts.append(f"it bears steps {ratio:.2g} times those of {family} ({fit.name}: {fit.remark})")
         elif (fit.bytes_per_step or 0) < 0.8 * (chosen.bytes_per_step or 0):
             share = (fit.bytes_per_step or 0) / (chosen.bytes_per_step or 1)
-            parts.append(
-                f"{family} ({fit.name}) would send {share:.2g} times the bytes for a bound {_times(fit, chosen)} as high"
-            )
+            parts.append(f"{family} ({fit.name}) would send {share:.2g} times the bytes for {_compared(fit, chosen)}")
     if refused:
         parts.append("not possible here: " + ", ".join(fit.name for fit in refused))
     return text + (": " + "; ".join(parts) + "." if parts else ".")
@@ -481,8 +478,9 @@ def _factor(fit: Fit) -> float:
     return (fit.step or 0.0) / (fit.lr or 1.0)
 
 
-def _times(fit: Fit, chosen: Fit) -> str:
-    return f"{(fit.error or inf) / (chosen.error or inf):.2g} times"
+def _compared(fit: Fit, chosen: Fit) -> str:
+    ratio = (fit.error or inf) / (chosen.error or inf)
+    return "the same bound" if 0.95 < ratio < 1.05 else f"a bound {ratio:.2g} times as high"
 
 
 def _finite(value: Any) -> Any:

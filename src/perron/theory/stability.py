@@ -8,7 +8,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from scipy.optimize import minimize_scalar
 from scipy.sparse.linalg import LinearOperator, eigs
 from torch import Tensor
 
@@ -108,18 +107,17 @@ def best_lr(
     if stable is None:
         return None
     upper = stable.upper if isfinite(stable.upper) else GREATEST * _unit(algorithm, network, curvature)
-    grid = np.geomspace(max(stable.lower, upper * 0.02), upper, 14)[1:-1]
-    found = [_rate(algorithm, network, float(lr), curvature) for lr in grid]
-    at = int(np.argmin(found))
-    ends = (grid[max(at - 1, 0)], grid[min(at + 1, len(grid) - 1)])
-    finer = minimize_scalar(
-        lambda lr: _rate(algorithm, network, float(lr), curvature),
-        bounds=ends,
-        method="bounded",
-        options={"xatol": ends[1] * 1e-3},
-    )
-    best = (float(finer.x), float(finer.fun)) if finer.fun < found[at] else (float(grid[at]), found[at])
-    return Best(*best)
+    ends = (max(stable.lower, upper * 0.02), upper)
+    best = Best(0.0, inf)
+    for _ in range(
+        4
+    ):  # ever finer grids around the best so far: the rate has kinks, where one mode takes over from another
+        grid = np.geomspace(*ends, 14)
+        found = [_rate(algorithm, network, float(lr), curvature) for lr in grid]
+        at = int(np.argmin(found))
+        best = min(best, Best(float(grid[at]), found[at]), key=lambda one: one.rate)
+        ends = (float(grid[max(at - 1, 0)]), float(grid[min(at + 1, len(grid) - 1)]))
+    return best
 
 
 @one_thread()
@@ -219,37 +217,28 @@ def _mean_square_rate(steps: list[Closed], variance: float) -> float:
     """The root of the spectral radius of X -> E[M X M^T], the map that carries second moments over a period."""
     largest = 0.0
     for system in range(len(steps[0].M)):
+        each = [
+            torch.stack([step.M[system], *(variance**0.5 * part[system] for part, _ in step.parts)]) for step in steps
+        ]
         size = steps[0].M.shape[-1]
+        if size**2 <= 800:  # as a matrix on flattened X: sum of Kronecker products
+            whole = torch.eye(size**2, dtype=torch.float64)
+            for kinds in each:
+                rows, columns = kinds.shape[1:]
+                whole = torch.einsum("kab,kcd->acbd", kinds, kinds).reshape(rows**2, columns**2) @ whole
+            largest = max(largest, float(torch.linalg.eigvals(whole).abs().max()))
+            continue
 
-        def carried(flat: Any, system: int = system, size: int = size) -> Any:
+        def carried(flat: Any, each: list[Tensor] = each, size: int = size) -> Any:
             X = torch.as_tensor(np.asarray(flat).reshape(size, size))
-            for step in steps:
-                M = step.M[system]
-                moved = M @ X @ M.T
-                for part, _ in step.parts:
-                    moved = moved + variance * part[system] @ X @ part[system].T
-                X = moved
+            for kinds in each:
+                X = (kinds @ X @ kinds.mT).sum(0)
             return X.reshape(-1).numpy()
 
-        operator = LinearOperator((size * size, size * size), matvec=carried, dtype=np.float64)
-        start = np.eye(size).ravel()
-        value = (
-            eigs(operator, k=1, v0=start, tol=1e-8, return_eigenvectors=False) if size > 2 else [_power(carried, start)]
-        )
-        largest = max(largest, float(np.abs(value).max()))
+        operator = LinearOperator((size**2, size**2), matvec=carried, dtype=np.float64)
+        found = eigs(operator, k=1, v0=np.eye(size).ravel(), tol=1e-6, return_eigenvectors=False)
+        largest = max(largest, float(np.abs(found).max()))
     return largest**0.5
-
-
-def _power(apply: Callable[[Any], Any], start: Any) -> float:
-    """The spectral radius of a positive map on tiny matrices, by iteration."""
-    vector, size = start, 0.0
-    for _ in range(2000):
-        vector = apply(vector)
-        size = float(np.abs(vector).max())
-        if size == 0:
-            return 0.0
-        vector = vector / size
-    return size
 
 
 def _edge(contracts: Callable[[float], bool], *, inside: float, outside: float) -> float:
