@@ -24,6 +24,7 @@ if TYPE_CHECKING:
         data,
         distributed,
         errors,
+        estimate,
         files,
         metrics,
         models,
@@ -100,8 +101,8 @@ _HOME = {
     "conclusions": ["conclude"],
 }  # fmt: skip
 _MODULES = [
-    "algorithms", "augment", "authors", "checkpoint", "data", "distributed", "errors", "files", "metrics", "models", "optim",
-    "partition", "plots", "problems", "schedule", "spectral", "speedup", "study", "theory", "topologies", "wiring",
+    "algorithms", "augment", "authors", "checkpoint", "data", "distributed", "errors", "estimate", "files", "metrics", "models",
+    "optim", "partition", "plots", "problems", "schedule", "spectral", "speedup", "study", "theory", "topologies", "wiring",
 ]  # fmt: skip
 _MODULE_OF = {name: module for module, names in _HOME.items() for name in names}
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from perron.errors import PerronError
 
@@ -120,6 +122,66 @@ class Flat:
         if len(kinds) > 1 or not self.params[0].is_floating_point():
             told = ", ".join(sorted(f"{dtype} on {device}" for dtype, device in kinds))
             raise PerronError(f"All parameters need one floating type and one device; got {told}.")
+
+
+class LossAt:
+    """The loss of a module on a batch as a function of its trainable parameters in one vector, with two derivatives.
+
+    The module is left alone: parameters, gradients, buffers, mode and torch's generators are afterwards what they were.
+    It is evaluated in the mode that it is in, and every evaluation starts from the module's buffers.
+
+    Args:
+        model: any module; its parameters that require a gradient, in their order, are the vector.
+        loss: ``(outputs, targets) -> scalar``, without parameters of its own.
+    """
+
+    def __init__(self, model: nn.Module, loss: Callable[[Any, Any], Tensor]) -> None:
+        self.model, self.loss = model, loss
+        self.params = {name: param for name, param in model.named_parameters() if param.requires_grad}
+        if not self.params:
+            raise PerronError(f"None of the parameters of {type(model).__name__} requires a gradient.")
+        self.point = torch.cat([param.detach().reshape(-1) for param in self.params.values()])
+        self._gpus = [self.point.device.index or 0] if self.point.device.type == "cuda" else []
+
+    def grad(self, point: Tensor, inputs: Any, targets: Any, *, seed: int = 0) -> tuple[Tensor, Tensor]:
+        """Loss and gradient at a point; the seed is for dropout and the like."""
+        with torch.enable_grad():
+            leaves = self._leaves(point)
+            value = self._value(leaves, inputs, targets, seed)
+            grads = torch.autograd.grad(value, leaves, materialize_grads=True)
+        return value.detach(), _joined(grads)
+
+    def product(self, point: Tensor, v: Tensor, inputs: Any, targets: Any, *, seed: int = 0) -> Tensor:
+        """The Hessian at a point times v: the gradient of <gradient, v>."""
+        # The fast kernels of attention have no second derivative; the plain one has.
+        with torch.enable_grad(), sdpa_kernel(SDPBackend.MATH):
+            leaves = self._leaves(point)
+            value = self._value(leaves, inputs, targets, seed)
+            grads = torch.autograd.grad(value, leaves, create_graph=True, materialize_grads=True)
+            along = (_joined(grads) * v).sum()
+            if along.requires_grad:  # unless the loss is linear in all parameters
+                # Not autograd.grad, which goes around operations that can be differentiated once only: here they are errors.
+                along.backward()  # type: ignore[no-untyped-call]
+        return _joined(tuple(torch.zeros_like(one) if one.grad is None else one.grad for one in leaves))
+
+    def _leaves(self, point: Tensor) -> list[Tensor]:
+        parts = point.detach().split([param.numel() for param in self.params.values()])  # type: ignore[no-untyped-call]
+        return [part.view(p.shape).requires_grad_() for part, p in zip(parts, self.params.values(), strict=True)]
+
+    def _value(self, leaves: list[Tensor], inputs: Any, targets: Any, seed: int) -> Tensor:
+        buffers = {name: buffer.clone() for name, buffer in self.model.named_buffers()}
+        with torch.random.fork_rng(devices=self._gpus):
+            torch.manual_seed(seed)
+            outputs = functional_call(self.model, buffers | dict(zip(self.params, leaves, strict=True)), inputs)
+            value = self.loss(outputs, targets)
+        if not torch.is_tensor(value) or value.ndim:
+            got = f"the shape {tuple(value.shape)}" if torch.is_tensor(value) else type(value).__name__
+            raise PerronError(f"The loss must be one number, the mean over the samples; got {got}.")
+        return value
+
+
+def _joined(parts: tuple[Tensor, ...]) -> Tensor:
+    return torch.cat([part.reshape(-1) for part in parts])
 
 
 @contextmanager

@@ -6,6 +6,7 @@ A user's own problem is a small class with `grad` and, for what is to be measure
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -14,6 +15,11 @@ from torch import Tensor
 from perron.errors import PerronError
 from perron.keyed import Keyed
 from perron.saved import digest
+
+# Central differences: |step| relative to 1 + |x|. Rounding alone would allow less in double precision, but gradients
+# that torch cannot differentiate are often summed up in float32 inside.
+STEPS = {torch.float64: 1e-4, torch.float32: 5e-3}
+APART = 0.05  # so far from central differences, relatively, a derivative by torch is not that of the gradients
 
 
 class Problem(ABC):
@@ -89,9 +95,54 @@ class Problem(ABC):
         """The second derivative of f at one point, ``(d,) -> (d, d)``; by automatic differentiation unless overridden."""
         return torch.autograd.functional.hessian(self.loss, x)  # type: ignore[no-untyped-call]
 
+    def hessian_products(self, x: Tensor) -> Callable[[Tensor], Tensor]:
+        """v -> (H_1 v_1, ..., H_n v_n), with H_i the Hessian of f_i at one common point x: ``(n, d) -> (n, d)``.
+
+        By differentiating `local_grads`, in which every node may have a direction of its own, because each gradient
+        depends on its own node's point only; in reverse mode, as Hessians are symmetric. Where torch cannot do that, by
+        central differences of exact gradients,
+
+            (grad f_i(x + h v) - grad f_i(x - h v)) / 2h,    h |v| = 1e-4 (1 + |x|) in double precision, 5e-3 in single,
+
+        off by O(h^2). One direction decides: gradients that are cut off from x somewhere (`detach`) would otherwise have
+        a derivative that is wrong without an error.
+        """
+        points = x.detach().expand(self.nodes, self.dim).contiguous()
+        size = STEPS.get(x.dtype, 5e-3) * (1 + float(x.norm()))
+
+        def differences(v: Tensor) -> Tensor:
+            length = v.norm(dim=-1, keepdim=True)
+            h = size / torch.where(length > 0, length, 1)
+            return (self.local_grads(points + h * v) - self.local_grads(points - h * v)) / (2 * h)
+
+        if self.in_place:  # such gradients are written into memory that torch.func does not follow
+            return differences
+        numbers = torch.randn(self.nodes, self.dim, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+        trial = numbers.to(points)
+        expected = differences(trial)
+        try:
+            pull = torch.func.vjp(self.local_grads, points)[1]
+            found = pull(trial)[0]
+        except (RuntimeError, TypeError, ValueError):  # NotImplementedError is a RuntimeError
+            return differences
+        rounding = 100 * torch.finfo(x.dtype).eps / size * float(self.local_grads(points).norm() * trial.norm())
+        close = float((found - expected).norm()) <= APART * float(expected.norm()) + rounding
+        return (lambda v: pull(v)[0]) if close else differences
+
+    def local_hessians(self, x: Tensor) -> Tensor:
+        """The Hessians of the local losses at one common point, ``(d,) -> (n, d, d)``: d products unless overridden."""
+        product, unit = self.hessian_products(x), torch.eye(self.dim, dtype=x.dtype, device=x.device)
+        found = torch.stack([product(row.expand(self.nodes, self.dim).contiguous()) for row in unit], -1)
+        return (found + found.mT) / 2
+
+    def noise_covariances(self, x: Tensor) -> Tensor | None:
+        """Of each node's stochastic gradient at a common point, ``(d,) -> (n, d, d)``; None if unknown."""
+        return None
+
     def noise_covariance(self, x: Tensor) -> Tensor | None:
         """Of one node's stochastic gradient at a common point, averaged over the nodes, ``(d, d)``; None if unknown."""
-        return None
+        each = self.noise_covariances(x)
+        return None if each is None else each.mean(0)
 
     def to(self, *, dtype: torch.dtype, device: torch.device | str) -> Problem:
         """The same problem in another precision or on another device; override where there are tensors to move."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import cached_property, lru_cache
 from importlib.util import find_spec
 from typing import Literal, get_args
@@ -159,8 +159,7 @@ class Logistic(Problem):
             return self._regularized(torch.from_numpy(out), x)
         columns = x.reshape(-1, self.nodes, self.dim).permute(1, 2, 0)  # (n, d, points)
         total = torch.zeros_like(columns)
-        for chunk in self.rows.split(max(1, CHUNK // self.nodes), dim=1):  # type: ignore[no-untyped-call]
-            rows = chunk.to(x.dtype)
+        for rows in self._shares(x.dtype):
             total -= rows.mT @ torch.sigmoid(-(rows @ columns))
         return self._regularized(total.permute(2, 0, 1) / self.samples, x)
 
@@ -178,27 +177,45 @@ class Logistic(Problem):
         for rows in self._chunks(x.dtype):
             weight = torch.sigmoid(rows @ x)
             total += (rows * (weight * (1 - weight))[:, None]).mT @ rows
-        square = x * x
-        curvature = 2 * self.regularization * (1 - 3 * square) / (1 + square) ** 3
-        return total / (self.nodes * self.samples) + curvature.diag()
+        return total / (self.nodes * self.samples) + self._bent(x).diag()
 
-    def noise_covariance(self, x: Tensor) -> Tensor:
-        """Of one node's minibatch gradient at one point, averaged over the nodes, ``(d, d)``.
+    def local_hessians(self, x: Tensor) -> Tensor:
+        """The second derivatives of the local losses at one point, ``(n, d, d)``."""
+        total = torch.zeros(self.nodes, self.dim, self.dim, dtype=x.dtype, device=x.device)
+        for rows in self._shares(x.dtype):
+            weight = torch.sigmoid(rows @ x)
+            total += (rows * (weight * (1 - weight)).unsqueeze(-1)).mT @ rows
+        return total / self.samples + self._bent(x).diag()
+
+    def hessian_products(self, x: Tensor) -> Callable[[Tensor], Tensor]:
+        """Exact, whether the sums are compiled or not."""
+
+        def product(v: Tensor) -> Tensor:
+            total = torch.zeros_like(v)
+            for rows in self._shares(x.dtype):
+                weight = torch.sigmoid(rows @ x)
+                along = (rows @ v.unsqueeze(-1)).squeeze(-1)
+                total += (rows.mT @ (weight * (1 - weight) * along).unsqueeze(-1)).squeeze(-1)
+            return total / self.samples + self._bent(x) * v
+
+        return product
+
+    def noise_covariances(self, x: Tensor) -> Tensor:
+        """Of each node's minibatch gradient at one point, ``(n, d, d)``.
 
         B of m samples without replacement: S / B (m - B) / (m - 1), S the covariance of the gradients of single samples.
         """
-        total = torch.zeros(self.dim, self.dim, dtype=x.dtype, device=x.device)
+        second = torch.zeros(self.nodes, self.dim, self.dim, dtype=x.dtype, device=x.device)
         if self.batch is None or self.samples == 1:
-            return total
-        for node in self.rows:
-            second, first = torch.zeros_like(total), torch.zeros_like(x)
-            for rows in node.split(CHUNK):
-                single = rows.to(x.dtype) * torch.sigmoid(-(rows.to(x.dtype) @ x))[:, None]
-                second += single.mT @ single
-                first += single.sum(0)
-            mean = first / self.samples
-            total += second / self.samples - mean[:, None] * mean
-        return total / self.nodes / self.batch * (self.samples - self.batch) / (self.samples - 1)
+            return second
+        first = torch.zeros(self.nodes, self.dim, dtype=x.dtype, device=x.device)
+        for rows in self._shares(x.dtype):
+            single = rows * torch.sigmoid(-(rows @ x)).unsqueeze(-1)
+            second += single.mT @ single
+            first += single.sum(1)
+        mean = first / self.samples
+        spread = second / self.samples - mean.unsqueeze(-1) * mean.unsqueeze(-2)
+        return spread / self.batch * (self.samples - self.batch) / (self.samples - 1)
 
     @cached_property
     def optimum(self) -> Tensor:  # type: ignore[override]
@@ -228,6 +245,16 @@ class Logistic(Problem):
     def _regularized(self, grad: Tensor, x: Tensor) -> Tensor:
         square = x * x
         return grad.to(x).reshape(x.shape) + 2 * self.regularization * x / (1 + square) ** 2
+
+    def _bent(self, x: Tensor) -> Tensor:
+        """The second derivative of the regulariser, coordinate by coordinate."""
+        square = x * x
+        return 2 * self.regularization * (1 - 3 * square) / (1 + square) ** 3
+
+    def _shares(self, dtype: torch.dtype) -> Iterator[Tensor]:
+        """Some samples of every node at a time, ``(n, samples, d)``."""
+        parts = self.rows.split(max(1, CHUNK // self.nodes), dim=1)  # type: ignore[no-untyped-call]
+        return (rows.to(dtype) for rows in parts)
 
     def _chunks(self, dtype: torch.dtype) -> Iterator[Tensor]:
         return (rows.to(dtype) for rows in self.rows.view(-1, self.dim).split(CHUNK))  # type: ignore[no-untyped-call]

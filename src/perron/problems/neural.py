@@ -16,7 +16,7 @@ from perron import models
 from perron.augment import Augmentation
 from perron.data import Images
 from perron.errors import PerronError
-from perron.flat import averaged
+from perron.flat import LossAt, averaged
 from perron.keyed import Keyed
 from perron.options import named
 from perron.partition import deal
@@ -298,6 +298,24 @@ class Neural(Problem):
     def hessian(self, x: Tensor) -> Tensor:
         """Not for networks: they are too large, and their loss is evaluated without a graph."""
         raise PerronError("The second derivative of a network is not computed; measure loss_mean or grad_norm_sq.")
+
+    def hessian_products(self, x: Tensor, samples: int | None = None) -> Callable[[Tensor], Tensor]:
+        """Of the losses of `local_grads`; with ``samples``, over so many of each node, chosen at random, at most."""
+        self._remember(self.nodes)
+        orders = (torch.randperm(len(part), generator=torch.Generator().manual_seed(0)) for part in self.parts)
+        chosen = [part[order[:samples]] for part, order in zip(self.parts, orders, strict=True)]
+        at = LossAt(self.model, self._loss)
+
+        def product(v: Tensor) -> Tensor:
+            self.model.eval()
+            out = self.weight_decay * v
+            for node, some in enumerate(chosen):
+                self._wear_buffers({name: values[node] for name, values in self._buffers.items()})
+                for inputs, targets in self._chunks(self.data.images, self.data.labels, some):
+                    out[node] += at.product(x, v[node], inputs, targets) * (len(targets) / len(some))
+            return out
+
+        return product
 
     def fingerprint(self) -> dict[str, Any]:
         """Data, partition, start, model and all settings."""

@@ -120,6 +120,11 @@ class Quadratic(Problem):
         average = self.hessians.mean(0).to(x)
         return average.diag() if self.diagonal else average
 
-    def noise_covariance(self, x: Tensor) -> Tensor:
-        """(sigma^2 / d) I."""
-        return self.noise_std**2 / self.dim * torch.eye(self.dim).to(x)
+    def local_hessians(self, x: Tensor) -> Tensor:
+        """H_i."""
+        each = self.hessians.to(x)
+        return torch.diag_embed(each) if self.diagonal else each.clone()
+
+    def noise_covariances(self, x: Tensor) -> Tensor:
+        """(sigma^2 / d) I, the same for all nodes."""
+        return (self.noise_std**2 / self.dim * torch.eye(self.dim).to(x)).expand(self.nodes, self.dim, self.dim)

@@ -168,7 +168,7 @@ def recursion(algorithm: Algorithm, network: Network | Mixing, lr: float) -> Rec
     mixing, n = network.mixing, network.nodes
     if n > LARGEST // 3:
         raise PerronError(f"theory works with dense matrices, up to {LARGEST // 3} nodes; this network has {n}.")
-    pulls, pushes = ([torch.as_tensor(_dense(m)) for m in side] for side in mixing.sequences)
+    pulls, pushes = ([torch.as_tensor(dense(m)) for m in side] for side in mixing.sequences)
     share = torch.as_tensor(n * network.push_perron) if mixing.has_push else None
     absent = MatrixNode(pulls, pushes, share=share, pattern=torch.ones(n, dtype=torch.float64))
     start = _settled(algorithm, network, absent)
@@ -367,5 +367,6 @@ def spread(matrix: Tensor, d: int) -> Tensor:
     return (matrix[:, None, :, None] * one[:, None, :]).reshape(matrix.shape[0] * d, matrix.shape[1] * d)
 
 
-def _dense(matrix: Any) -> np.ndarray[Any, Any]:
-    return np.asarray(matrix.toarray() if hasattr(matrix, "toarray") else matrix, dtype=np.float64)
+def dense(matrix: Any) -> np.ndarray[Any, Any]:
+    """A dense copy, which torch may write to."""
+    return np.array(matrix.toarray() if hasattr(matrix, "toarray") else matrix, dtype=np.float64)

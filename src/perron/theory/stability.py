@@ -18,14 +18,11 @@ from perron.mixing import Mixing
 from perron.network import Network
 from perron.problem import Problem
 from perron.theory.levels import Around, Closed, around, closed, level_of, product
-from perron.theory.recursion import LARGEST, MatrixNode, recursion
+from perron.theory.recursion import LARGEST, MatrixNode, dense, recursion
 
-SMALLEST, GREATEST, RATIO = (
-    1e-3,
-    10.0,
-    1.25,
-)  # effective step times curvature: the ends and the spacing of what is tried
-MOST = 1000.0  # where trying ends, if all is stable up to there
+SMALLEST, GREATEST = 1e-3, 10.0  # effective step times curvature: where trying begins and ends
+MOST = 1000.0  # where it ends if all is stable up to there
+COARSE, FINE, FINE_FROM = 1.25, 1.08, 0.02  # the spacing: fine where methods have windows of instability
 ACCURACY = 1e-4  # to which the ends of an interval are found, relatively
 
 
@@ -58,10 +55,10 @@ def rate(algorithm: Algorithm, network: Network | Mixing, lr: float, problem: Pr
 def stable_lr(algorithm: Algorithm, network: Network | Mixing, problem: Problem | float | Tensor) -> Stable | None:
     """The interval of steps for which the recursion at the optimum contracts, or None if there is none.
 
-    Steps are tried with effective step times largest curvature from 0.001 to 10 (or as long as they are
-    stable), a factor of 1.25 apart, and the ends of the widest
-    interval bisected to 0.01 %. Most methods are stable for all small steps (lower = 0); EXTRA-like ones on digraphs often are
-    not. Exact for quadratics; other losses diverge beyond it if they are as curved as at the optimum.
+    Steps are tried upwards with effective step times largest curvature from 0.001 on, 8 % apart from 0.02 on, and the ends
+    bisected to 0.01 %. Where small steps are stable (lower = 0), the interval ends at the first that is not. EXTRA-like methods
+    on digraphs are often unstable for small steps; then it is the widest interval up to 10. Exact for quadratics; other losses
+    diverge beyond it if they are as curved as at the optimum.
 
     Args:
         problem: whose Hessians at the optimum count; or a curvature L that all nodes share.
@@ -80,13 +77,15 @@ def stable_lr(algorithm: Algorithm, network: Network | Mixing, problem: Problem 
 
     grid, good = [SMALLEST], [contracts(SMALLEST)]
     while grid[-1] < GREATEST or (good[-1] and grid[-1] < MOST):
-        grid.append(grid[-1] * RATIO)
+        grid.append(grid[-1] * (COARSE if grid[-1] < FINE_FROM else FINE))
         good.append(contracts(grid[-1]))
+        if good[0] and not good[-1]:
+            break
     held = np.array([False, *good, False])
     starts, ends = np.flatnonzero(held[1:] & ~held[:-1]), np.flatnonzero(held[:-1] & ~held[1:]) - 1
     if not len(starts):
         return None
-    widest = int(np.argmax(ends - starts))
+    widest = int(np.argmax(np.array(grid)[ends] / np.array(grid)[starts]))
     first, last = int(starts[widest]), int(ends[widest])
     lower = 0.0 if first == 0 else _edge(contracts, inside=grid[first], outside=grid[first - 1])
     upper = inf if last == len(grid) - 1 else _edge(contracts, inside=grid[last], outside=grid[last + 1])
@@ -171,10 +170,7 @@ class Noiseless:
 
 def matrix_node(network: Network) -> MatrixNode:
     """All nodes of a network on dense matrices; who could stay away does not."""
-    pulls, pushes = (
-        [torch.as_tensor(m.toarray() if hasattr(m, "toarray") else np.asarray(m)) for m in side]
-        for side in network.mixing.sequences
-    )
+    pulls, pushes = ([torch.as_tensor(dense(m)) for m in side] for side in network.mixing.sequences)
     share = torch.as_tensor(network.nodes * network.push_perron) if network.mixing.has_push else None
     return MatrixNode(pulls, pushes, share=share, pattern=torch.zeros(network.nodes, dtype=torch.float64))
 

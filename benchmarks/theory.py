@@ -1,0 +1,225 @@
+"""Holds theory against the simulator and writes docs/theory: stationary levels and largest stable steps.
+
+    .venv/bin/python benchmarks/theory.py levels [--quick]       # every algorithm that claims linear speedup, six topologies
+    .venv/bin/python benchmarks/theory.py limits [--quick]       # every algorithm, three networks
+    .venv/bin/python benchmarks/theory.py pages                  # the pages again, from what was measured
+
+Measurements go to docs/theory/*.json after each algorithm; what is there already is not measured again (delete it to do so).
+
+levels: quadratics whose Hessians differ from node to node, at half the largest stable step of each algorithm, where the simple
+formula is off. Measured over 20 correlation times after a warm-up of 12, in 128 trials; predicted before anything is run.
+
+limits: the same kind of quadratics without noise, all minimised at zero, so that errors grow or shrink without a floor. Steps
+from 0.8 to 1.2 times the predicted limit, half a percent apart, are run side by side: the measured limit lies between the largest
+below which all shrink, and the next.
+"""
+
+import json
+import sys
+import warnings
+from dataclasses import fields, replace
+from math import ceil, isfinite, log
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from rich.console import Console
+from rich.progress import track
+
+from perron import ALGORITHMS, Mixing, Network, Simulation, simulate, theory, topologies
+from perron.algorithm import Algorithm
+from perron.atomic import write_bytes
+from perron.errors import MixingError
+from perron.graph import Graph
+from perron.problems import Quadratic
+
+DOCS = Path(__file__).parents[1] / "docs" / "theory"
+SIX = ("exponential", "grid", "ring", "random", "geometric", "nearest_neighbor")
+NETWORKS: dict[str, tuple[Graph, Mixing]] = {
+    "exponential, 16": (topologies.exponential(16), Mixing.random_integer(topologies.exponential(16), seed=281)),
+    "random digraph, 12": (
+        topologies.random_digraph(12, probability=0.25, seed=27),
+        Mixing.random_integer(topologies.random_digraph(12, probability=0.25, seed=27), seed=1),
+    ),
+    "directed ring, 10": (
+        topologies.ring(10),
+        Mixing.random_integer(topologies.ring(10), seed=0),
+    ),
+}
+TRIALS = 128
+
+
+def network_for(algorithm: Algorithm, graph: Graph, mixing: Mixing, name: str) -> Mixing:
+    """The kind of network that an algorithm asks for."""
+    if algorithm.about.matrices.startswith("W"):
+        return Mixing.metropolis(graph.symmetric())
+    if algorithm.about.matrices == "R C":
+        return Mixing.spanning_trees(topologies.tree(graph.nodes) if name == "btpp" else graph)
+    return mixing
+
+
+def accepted(algorithm: Algorithm, mixing: Mixing) -> Algorithm:
+    """The algorithm with as much of its momentum, halved as often as it takes, as the network bears."""
+    while True:
+        try:
+            algorithm.check(Network(mixing))
+            return algorithm
+        except MixingError:
+            momenta = {"heavy", "nesterov", "momentum"} & {field.name for field in fields(algorithm)}
+            if not momenta:
+                raise
+            algorithm = replace(algorithm, **{name: getattr(algorithm, name) / 2 for name in momenta})
+
+
+def level(name: str, topology: str, nodes: int) -> dict[str, Any] | None:
+    """Measured and predicted level of an algorithm on a topology; None if it has no stable step there."""
+    algorithm = ALGORITHMS[name]
+    graph = topologies.NAMES[topology](nodes)
+    mixing = network_for(algorithm, graph, Mixing.random_integer(graph, seed=1), name)
+    algorithm = accepted(algorithm, mixing)
+    problem = Quadratic.random(nodes, 4, strong_convexity=0.2, noise_std=0.5, seed=1)
+    network = Network(mixing)
+    stable = theory.stable_lr(algorithm, network, problem)
+    if stable is None:
+        return None
+    lr = (stable.lower + stable.upper) / 2
+    predicted = theory.stationary(problem, algorithm, network, lr)
+    memory = 1 / -log(theory.rate(algorithm, network, lr, problem))
+    warm, measured = ceil(12 * memory) + 20, ceil(20 * memory) + 200
+    metrics = ("grad_norm_sq", "distance_sq_local")
+    history = simulate(
+        problem, algorithm, mixing, lr=lr, steps=warm + measured, every=max(1, int(memory / 4)), trials=TRIALS, seed=1,
+        metrics=metrics, progress=False,
+    )  # fmt: skip
+    found: dict[str, Any] = {"lr": lr, "steps": warm + measured, "effective": lr * algorithm.effective_step(network)}
+    if algorithm != ALGORITHMS[name]:
+        found["with"] = {field.name: getattr(algorithm, field.name) for field in fields(algorithm)}
+    found["simple"] = theory.noise_floor(problem, found["effective"])
+    for metric in metrics:
+        value, error = history.tail(metric, measured / (warm + measured))
+        found[metric] = {"measured": value, "error": error, "predicted": getattr(predicted, metric)}
+    return found
+
+
+def limit(name: str, which: str, steps: int) -> dict[str, Any] | None:
+    """Predicted and measured ends of the stable interval; None if theory says that there is none."""
+    algorithm, (graph, mixing) = ALGORITHMS[name], NETWORKS[which]
+    mixing = network_for(algorithm, graph, mixing, name)
+    algorithm = accepted(algorithm, mixing)
+    network, problem = Network(mixing), still(graph.nodes)
+    stable = theory.stable_lr(algorithm, network, problem)
+    found: dict[str, Any] = {"effective": algorithm.effective_step(network)}
+    if algorithm != ALGORITHMS[name]:
+        found["with"] = {field.name: getattr(algorithm, field.name) for field in fields(algorithm)}
+    ends = {"upper": stable.upper, "lower": stable.lower} if stable else {}
+    for end, predicted in ends.items():
+        if predicted == 0 or not isfinite(predicted):
+            found[end] = {"predicted": predicted}
+            continue
+        factors = np.arange(0.8, 1.2001, 0.005)
+        growing = grows(problem, algorithm, mixing, predicted * factors, steps)
+        # The outermost step on the stable side of which all are stable.
+        wrong = np.flatnonzero(growing if end == "upper" else growing[::-1])
+        at = len(factors) if not len(wrong) else int(wrong[0])
+        ordered = factors if end == "upper" else factors[::-1]
+        found[end] = {
+            "predicted": predicted,
+            "stable": float(ordered[at - 1] * predicted) if at else None,
+            "unstable": float(ordered[at] * predicted) if at < len(factors) else None,
+        }
+    if not stable:  # nothing between 0.001 and 10 should be stable
+        unit = 1 / (problem.smoothness * found["effective"])
+        growing = grows(problem, algorithm, mixing, unit * np.geomspace(0.01, 3, 60), steps)
+        found["stable somewhere"] = not bool(growing.all())
+    return found
+
+
+def still(nodes: int) -> Quadratic:
+    """Differing Hessians, all minimised at zero, no noise."""
+    hessians = Quadratic.random(nodes, 4, strong_convexity=0.2, seed=1).hessians
+    return Quadratic(hessians, torch.zeros(nodes, 4, dtype=torch.float64))
+
+
+def grows(problem: Quadratic, algorithm: Algorithm, mixing: Mixing, rates: np.ndarray, steps: int) -> np.ndarray:
+    """Whether errors grow, for each step size: the largest of the last tenth of the run against that of a tenth in its middle."""
+    sizes = torch.as_tensor(rates)[:, None, None]
+    start = torch.as_tensor(np.random.default_rng(0).standard_normal((problem.nodes, problem.dim)))
+    # Trials with the same number draw the same: where nodes take part at random, all step sizes see the same ones.
+    simulation = Simulation(
+        problem=problem, algorithm=algorithm, mixing=mixing, lr=sizes, trials=[0] * len(rates), start=start
+    )
+    middle = late = torch.zeros(len(rates), dtype=torch.float64)
+    for now in simulation.iterates(steps):
+        if not (0.4 <= now.step / steps <= 0.5 or now.step >= 0.9 * steps):
+            continue
+        size = now.state.x.norm(dim=-1).amax(-1).nan_to_num(torch.inf)
+        if now.step <= 0.5 * steps:
+            middle = torch.maximum(middle, size)
+        else:
+            late = torch.maximum(late, size)
+    # What is conserved is so up to rounding in the first steps, which leaves an error of 1e-16 for ever: that is not growth.
+    return (((late > middle) & (late > 1e-10)) | ~late.isfinite()).numpy()
+
+
+def measure(kind: str, quick: bool) -> None:
+    """All algorithms; each is written down when it is done."""
+    path = DOCS / f"{kind}.json"
+    known: dict[str, Any] = json.loads(path.read_text()) if path.exists() and not quick else {}
+    names = [name for name, one in ALGORITHMS.items() if one.about.family != "gossip"]
+    if kind == "levels":
+        names = [name for name in names if ALGORITHMS[name].about.speedup]
+    if quick:
+        names = ["centralized", "push_pull", "add_opt", "frost", "diging"]
+    for name in track([name for name in names if name not in known], f"Measuring {kind}"):
+        cells = {}
+        for where in SIX if kind == "levels" else NETWORKS:
+            if kind == "limits":
+                cells[where] = limit(name, where, 1000 if quick else 6000)
+                continue
+            sizes = ((4, 9, 16) if where == "grid" else (4, 8, 16))[: 1 if quick else 3]
+            cells[where] = {str(nodes): level(name, where, nodes) for nodes in sizes}
+        known[name] = cells
+        if not quick:
+            DOCS.mkdir(exist_ok=True)
+            write_bytes(path, json.dumps(known, indent=1).encode())
+    show(kind, known)
+
+
+def show(kind: str, known: dict[str, Any]) -> None:
+    """What was found, in a few lines."""
+    console = Console()
+    if kind == "levels":
+        cells = [(n, t, s, c) for n, by in known.items() for t, sizes in by.items() for s, c in sizes.items() if c]
+        off = [abs(c["grad_norm_sq"]["measured"] / c["grad_norm_sq"]["predicted"] - 1) for *_, c in cells]
+        errors = [c["grad_norm_sq"]["error"] / c["grad_norm_sq"]["predicted"] for *_, c in cells]
+        worst = int(np.argmax(off))
+        console.print(
+            f"{len(cells)} levels: measured within {100 * max(off):.1f} % of the exact prediction "
+            f"(median {100 * np.median(off):.2f} %, standard error of a measurement {100 * np.median(errors):.2f} %); "
+            f"farthest: {cells[worst][:3]}. "
+            f"{sum(o > 3 * e for o, e in zip(off, errors, strict=True))} are more than three standard errors away."
+        )
+        simple = [c["grad_norm_sq"]["measured"] / c["simple"] for *_, c in cells]
+        console.print(f"The simple formula is off by a factor of {min(simple):.2f} to {max(simple):.2f}.")
+        return
+    for name, by in known.items():
+        for where, cell in by.items():
+            for end in ("upper", "lower"):
+                if end not in cell or "stable" not in cell.get(end, {}):
+                    continue
+                one = cell[end]
+                ratio = [one[side] / one["predicted"] if one[side] else float("nan") for side in ("stable", "unstable")]
+                if not abs(sum(ratio) / 2 - 1) < 0.03:
+                    console.print(
+                        f"{name} on {where}, {end}: measured between {ratio[0]:.3f} and {ratio[1]:.3f} of predicted"
+                    )
+    console.print(f"{sum(len(by) for by in known.values())} networks and algorithms looked at")
+
+
+if __name__ == "__main__":
+    warnings.simplefilter("ignore")
+    torch.set_num_threads(1)
+    wanted = [word for word in sys.argv[1:] if not word.startswith("-")]
+    for kind in wanted:
+        measure(kind, "--quick" in sys.argv)
