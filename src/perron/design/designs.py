@@ -21,9 +21,8 @@ from perron.design.weights import Balanced, Objective, Scalar, Simplex, Space, s
 from perron.errors import MixingError, PerronError
 from perron.graph import FloatArray, Graph, check_whole
 from perron.mixing import Mixing
-from perron.network import Network
 from perron.stochastic import columns_to_one, rows_to_one
-from perron.theory.stability import best_lr
+from perron.theory.recursion import dense
 
 LARGEST = 300  # nodes: the search is dense
 METRICS = ("distance_sq_local", "distance_sq", "grad_norm_sq", "consensus_error_sq")
@@ -83,7 +82,12 @@ class Design:
             name: measured.network.to_dict() | {"value": measured.value if isfinite(measured.value) else None}
             for name, measured in (("before", self.before), ("after", self.after))
         }
-        told = {"goal": self.goal, "value": GOALS[self.goal], "evaluations": self.evaluations, "notes": list(self.notes)}
+        told = {
+            "goal": self.goal,
+            "value": GOALS[self.goal],
+            "evaluations": self.evaluations,
+            "notes": list(self.notes),
+        }
         return told | sides
 
     def __str__(self) -> str:
@@ -170,16 +174,17 @@ def design(
       c = 1, too. (A large c gains nothing: lr is divided by it.) Where the pull graph has doubly stochastic weights, A is the
       fastest of them, and B has the smallest s; elsewhere the residual is minimised as it is.
     * ``"level"``: the lowest stationary level (``metric``) of ``algorithm`` under noise at the effective step ``step``, as theory
-      predicts it for the given curvatures, with the same noise at all nodes. lr = step / c.
+      predicts it for the given curvatures, with the same noise at all nodes. lr = step / c: at a fixed lr a small c would lower
+      the level, by making smaller steps. For the same reason errors have to shrink (nearly) as fast as at the start.
     * ``"rate"``: the fastest convergence of ``algorithm`` without noise, for the given curvatures, each candidate at its own best
       step: the spectral radius of the recursion, by the surrogate log ||M^K||_F / K of its matrix M.
     * ``"balanced"``: the fastest doubly stochastic weights; A = B where the graphs are the same.
     * ``"symmetric"``: the fastest symmetric ones on an undirected graph; a convex problem, needs cvxpy (``perron[design]``).
-    * ``"leaf"``: for a node ``leaf`` with a slow uplink: nobody waits for its models, and it sends its gradients to one node only;
-      see `perron.design.leaf.spare_uplink`. The other weights have a small s.
+    * ``"leaf"``: for a node ``leaf`` with a slow uplink: nobody waits for its models, and its gradients go to one node only; see
+      `perron.design.leaf.spare_uplink`. The other weights have a small s.
 
-    All but ``"symmetric"`` are non-convex: we search from ``starts`` + 1 points and return the best we met, judged by the true value
-    and not by the surrogate; never anything worse than the start. There may be better weights.
+    All but ``"symmetric"`` are non-convex: we search from ``starts`` + 1 points and return the best we met, judged by the true
+    value and not by the surrogate; never anything worse than the start. There may be better weights.
 
     Args:
         start: the weights to improve on and to compare with; equal weights by default.
@@ -190,7 +195,7 @@ def design(
 
     Example:
         >>> import perron
-        >>> found = design(perron.topologies.ring(6), goal="sum", starts=2)
+        >>> found = design(perron.topologies.grid(9), goal="sum", starts=2)
         >>> found.after.value < found.before.value
         True
     """
@@ -198,10 +203,12 @@ def design(
     _check(graph, push_graph, goal, floor, starts, iterations)
     algorithm = PushPull() if algorithm is None else algorithm
     if (leaf is not None) != (goal == "leaf"):
-        raise PerronError(f"goal='leaf' and leaf=NODE, a node with a slow uplink, go together; got {goal!r} and {leaf!r}.")
+        raise PerronError(
+            f"goal='leaf' and leaf=NODE, a node with a slow uplink, go together; got {goal!r} and {leaf!r}."
+        )
     if (step is not None) != (goal == "level"):
         raise PerronError(
-            f"goal='level' and step=, the effective step c lr at which the level is wanted, go together; got {goal!r} and {step!r}."
+            f"goal='level' and step=, the effective step c lr that it is wanted for, go together; got {goal!r} and {step!r}."
         )
     if start is None:
         start = _even(graph, push_graph)
@@ -248,9 +255,7 @@ def _aligned(task: Task) -> Design:
     try:
         W0 = dense(Mixing.balanced(task.graph).pull)
     except PerronError:
-        found = search(
-            task.spaces, [goals.residual], task.guesses(), goals.true_residual, iterations=task.iterations
-        )
+        found = search(task.spaces, [goals.residual], task.guesses(), goals.true_residual, iterations=task.iterations)
         return _finished(task, "alignment", found.matrices, goals.true_residual, found.evaluations)
     A, pulled = _fastest_balanced(task, W0)
     _, push = task.patterns
@@ -292,33 +297,37 @@ def _fastest_balanced(task: Task, W0: FloatArray) -> tuple[FloatArray, int]:
     return found.matrices[0], found.evaluations
 
 
-def _driven(
-    task: Task, goal: str, algorithm: Algorithm, curvature: Tensor, step: float | None, metric: str
-) -> Design:
+def _driven(task: Task, goal: str, algorithm: Algorithm, curvature: Tensor, step: float | None, metric: str) -> Design:
     driven = goals.Driven(algorithm, curvature, task.start)
     if goal == "level":
-        if metric not in METRICS:
-            raise PerronError(f"goal='level' has the metrics {', '.join(METRICS)}; got {metric!r}.")
-        if not (step is not None and step > 0):
-            raise PerronError(f"goal='level' needs a positive effective step; got step={step!r}.")
-        value = _of_pair(task, lambda mixing: driven.true_level(mixing, step, metric))
-        found = search(
-            task.spaces, [driven.level(step, metric)], task.guesses(), value, iterations=task.iterations
-        )
-        return _finished(task, goal, found.matrices, value, found.evaluations)
-    value = _of_pair(task, driven.true_rate)
+        return _quiet(task, driven, step, metric)
     starts = []
     for pair in task.guesses():
-        mixing = task.mixing(goal, pair)
-        best = best_lr(algorithm, mixing, curvature)
-        if best is not None:
-            starts.append([*pair, np.array([best.lr * algorithm.effective_step(Network(mixing))])])
-    if not starts:
-        raise PerronError(f"{algorithm.about.title} converges at no step with any of the weights we started from.")
-    found = search(
-        [*task.spaces, Scalar()], [driven.rate(k) for k in (4, 7)], starts, value, iterations=task.iterations
-    )
-    return _finished(task, goal, found.matrices[:2], value, found.evaluations)
+        starts.append([*pair, np.array([driven.rough_step(task.mixing(goal, pair))])])
+
+    def near(matrices: list[FloatArray]) -> float:
+        return driven.near_rate(task.mixing(goal, matrices), float(matrices[2][0]))
+
+    objectives = [driven.rate(k) for k in (4, 7)]
+    found = search([*task.spaces, Scalar()], objectives, starts, near, iterations=task.iterations)
+    return _finished(task, goal, found.matrices[:2], _of_pair(task, driven.best_rate), found.evaluations)
+
+
+def _quiet(task: Task, driven: goals.Driven, step: float | None, metric: str) -> Design:
+    if metric not in METRICS:
+        raise PerronError(f"goal='level' has the metrics {', '.join(METRICS)}; got {metric!r}.")
+    if not (step is not None and step > 0):
+        raise PerronError(f"goal='level' needs a positive effective step; got step={step!r}.")
+    rate = driven.true_rate(task.start, step)
+    if not rate < 1:
+        raise PerronError(
+            f"With the weights at the start the step {step:g} is unstable: errors grow by {rate:.4g} in a step. Choose a smaller "
+            "step (theory.stable_lr times c says which), or start from weights that were designed for goal='rate'."
+        )
+    value = _of_pair(task, lambda mixing: driven.true_level(mixing, step, metric, rate**0.95))
+    objective = driven.level(step, metric, rate)
+    found = search(task.spaces, [objective], task.guesses(), value, iterations=task.iterations)
+    return _finished(task, "level", found.matrices, value, found.evaluations)
 
 
 def _of_pair(task: Task, value: Callable[[Mixing], float]) -> Callable[[list[FloatArray]], float]:
@@ -343,11 +352,6 @@ def _leaf(task: Task, leaf: int) -> Design:
 # ---- pieces
 
 
-def dense(matrix: Any) -> FloatArray:
-    """A matrix as an array."""
-    return np.array(matrix.toarray() if hasattr(matrix, "toarray") else matrix, dtype=np.float64)
-
-
 def _even(graph: Graph, push_graph: Graph) -> Mixing:
     name = f"{graph.name}, uniform weights"
     pull, push = rows_to_one(graph.adjacency()), columns_to_one(push_graph.adjacency())
@@ -365,7 +369,7 @@ def _finished(
     before = _measured(task.start, value)
     mixing = task.mixing(goal, matrices)
     after = _measured(mixing, value)
-    if not after.value < before.value:
+    if after.value > before.value:
         return Design(goal, task.start, before, before, evaluations, ("nothing better than the start was found",))
     return Design(goal, mixing, before, after, evaluations)
 
@@ -405,7 +409,9 @@ def _check_start(start: Mixing, graph: Graph, push_graph: Graph) -> None:
         outside = np.argwhere((dense(used) > 0) & (allowed.adjacency().toarray() == 0))
         if len(outside):
             i, j = outside[0]
-            raise PerronError(f"start has {side}[{i}, {j}] > 0, but {allowed.name} has no edge ({j}, {i}). Add it, or use uniform.")
+            raise PerronError(
+                f"start has {side}[{i}, {j}] > 0, but {allowed.name} has no edge ({j}, {i}). Add it, or use uniform."
+            )
 
 
 def _curvatures(given: float | Sequence[float] | Tensor, goal: str, nodes: int) -> Tensor:
@@ -414,6 +420,6 @@ def _curvatures(given: float | Sequence[float] | Tensor, goal: str, nodes: int) 
     fits = curvature.ndim == 1 or (goal == "rate" and curvature.ndim == 3 and len(curvature) == nodes)
     if not fits or not bool(curvature.isfinite().all()) or (curvature.ndim == 1 and float(curvature.min()) <= 0):
         raise PerronError(
-            f"A curvature is a positive number or several{', or Hessians (n, d, d)' if goal == 'rate' else ''}; got {given!r:.80}."
+            f"A curvature is a positive number, several, or (goal 'rate' only) Hessians (n, d, d); got {given!r:.80}."
         )
     return curvature

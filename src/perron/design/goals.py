@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cached_property
+from math import ceil, inf, log, log2
 
 import numpy as np
 import torch
+from scipy.optimize import minimize_scalar
 from torch import Tensor
 
 from perron.algorithm import Algorithm
@@ -16,21 +18,15 @@ from perron.mixing import Mixing
 from perron.network import Network
 from perron.theory.levels import Around, level_of, lyapunov
 from perron.theory.recursion import MatrixNode, Stage, drive, recursion, spread
-from perron.theory.stability import best_lr
+from perron.theory.sensitivity import stationary
+from perron.theory.stability import best_lr, rate
 
 TINY = 1e-24  # added under roots and logarithms: at A = 11^T/n the deviation is zero
 
 
-def perron_vector(A: Tensor) -> Tensor:
-    """pi of a row-stochastic A, differentiably: pi^T (I - A + 11^T) = 1^T."""
-    n = len(A)
-    pi: Tensor = torch.linalg.solve((torch.eye(n, dtype=A.dtype) - A + 1).T, torch.ones(n, dtype=A.dtype))
-    return pi
-
-
 def deviation(A: Tensor) -> Tensor:
     """A - A_inf, whose powers are A^k - A_inf."""
-    return A - perron_vector(A)
+    return A - stationary(A)
 
 
 def log_power_norm(E: Tensor, doublings: int) -> Tensor:
@@ -39,12 +35,12 @@ def log_power_norm(E: Tensor, doublings: int) -> Tensor:
     E may be a batch. Powers are rescaled at every squaring, so that nothing under- or overflows.
     """
     size = (E * E).sum((-2, -1)).add(TINY).sqrt()
-    log, power = size.log(), E / size[..., None, None]
+    total, power = size.log(), E / size[..., None, None]
     for _ in range(doublings):
         power = power @ power
         size = (power * power).sum((-2, -1)).add(TINY).sqrt()
-        log, power = 2 * log + size.log(), power / size[..., None, None]
-    return log / 2**doublings
+        total, power = 2 * total + size.log(), power / size[..., None, None]
+    return total / 2**doublings
 
 
 def fastest(doublings: int) -> Callable[[list[Tensor]], Tensor]:
@@ -60,7 +56,7 @@ def summed(matrices: list[Tensor]) -> Tensor:
     """log of sum_i ||A^i - A_inf||_F^2, added up over the matrices: the trace of the solution of a Lyapunov equation."""
     total = torch.zeros((), dtype=torch.float64)
     for m in as_rows(matrices):
-        first = torch.eye(len(m), dtype=m.dtype) - perron_vector(m)
+        first = torch.eye(len(m), dtype=m.dtype) - stationary(m)
         total = total + lyapunov(deviation(m), first @ first.T).trace().log()
     return total
 
@@ -75,7 +71,7 @@ def residual(matrices: list[Tensor]) -> Tensor:
     A, B = matrices
     n = len(A)
     one = torch.eye(n, dtype=A.dtype)
-    pull, push = perron_vector(A), perron_vector(B.T)
+    pull, push = stationary(A), stationary(B.T)
     limit = push[:, None].expand(n, n)
     first, later = (one - limit).T @ pull, (B - one).T @ pull
     # sum_k |(B^T)^k w|^2 = w^T X w, X = B X B^T + I, on the vectors w = (B - I)^T pi_A, which B_inf^T maps to zero
@@ -124,7 +120,7 @@ class Driven:
 
     def stage(self, A: Tensor, B: Tensor, step: Tensor | float) -> tuple[Stage, Tensor]:
         """One step of the algorithm, and pi_A."""
-        pull, push = perron_vector(A), perron_vector(B.T)
+        pull, push = stationary(A), stationary(B.T)
         lr = step / (self.n * (pull @ push) * self.boost)
         return drive(self.algorithm, self._node(A, B), self.settled, lr, self.fields)[0], pull  # type: ignore[arg-type]
 
@@ -135,22 +131,27 @@ class Driven:
         M, N = stage.closed(self.curvature)
         return free.mT @ M @ free, free.mT @ N, free, pull
 
-    def level(self, step: float, metric: str) -> Callable[[list[Tensor]], Tensor]:
-        """log of a stationary level, for unit noise in every coordinate of every node; curvatures are shared."""
+    def level(self, step: float, metric: str, slowest: float) -> Callable[[list[Tensor]], Tensor]:
+        """log of a stationary level, for unit noise in every coordinate of every node; curvatures are shared.
+
+        Plus a penalty where errors shrink more slowly than by the factor ``slowest`` in a step: a network that hardly mixes would
+        filter the noise out, and the signal with it. The Lyapunov equation is solved by doubling, and the last power of M that it
+        meets tells the rate.
+        """
+        doublings = ceil(log2(100 / -log(slowest)))
 
         def objective(matrices: list[Tensor]) -> Tensor:
             M, N, free, pull = self.closed(matrices[0], matrices[1], step)
-            X = free @ lyapunov(M, N @ N.mT) @ free.mT
-            models = X[:, : self.n, : self.n]
-            center = torch.einsum("i,kij,j->k", pull, models, pull)
-            if metric == "distance_sq":
-                return center.sum().log()
-            if metric == "grad_norm_sq":
-                return (self.curvature**2 * center).sum().log()
-            local = models.diagonal(dim1=-2, dim2=-1).mean(-1)
-            if metric == "distance_sq_local":
-                return local.sum().log()
-            return (local - 2 * (models @ pull).mean(-1) + center).sum().log()
+            X, power, total = N @ N.mT, M, torch.zeros(len(M), dtype=torch.float64)
+            for _ in range(doublings):
+                X = X + (2 * total).exp()[:, None, None] * (power @ X @ power.mT)
+                power = power @ power
+                size = (power * power).sum((-2, -1)).add(TINY).sqrt()
+                total, power = 2 * total + size.log(), power / size[:, None, None]
+            speed = total.max() / 2**doublings / log(slowest)
+            return (
+                _readout(free @ X @ free.mT, self.n, self.curvature, pull, metric).log() + 100 * (1 - speed).relu() ** 2
+            )
 
         return objective
 
@@ -167,27 +168,59 @@ class Driven:
 
     # ---- the true values, by theory's own means
 
-    def true_level(self, mixing: Mixing, step: float, metric: str) -> float:
-        """The level that `perron.theory.levels` finds; infinite where the recursion is unstable."""
+    def true_level(self, mixing: Mixing, step: float, metric: str, slowest: float = inf) -> float:
+        """The level that `perron.theory.levels` finds; infinite where errors do not shrink as fast as they should."""
         lr = step / self.algorithm.effective_step(Network(mixing))
+        if not self.true_rate(mixing, step) < min(slowest, 1.0):
+            return inf
         k = len(self.curvature)
         near = Around(
             curvature=self.curvature,
             pull=torch.zeros(self.n, k, dtype=torch.float64),
             noise=torch.ones(self.n, k, dtype=torch.float64),
         )
-        try:
-            return float(getattr(level_of(recursion(self.algorithm, mixing, lr), near), metric))
-        except PerronError:
-            return float("inf")
+        return float(getattr(level_of(recursion(self.algorithm, mixing, lr), near), metric))
 
-    def true_rate(self, mixing: Mixing) -> float:
-        """The rate at the best step; infinite where no step is stable."""
+    def true_rate(self, mixing: Mixing, step: float) -> float:
+        """By how much errors shrink in a step of this effective size."""
+        return rate(self.algorithm, mixing, step / self.algorithm.effective_step(Network(mixing)), self.curvature)
+
+    def near_rate(self, mixing: Mixing, step: float) -> float:
+        """The rate at the best effective step near a given one."""
+        ends = (step / 1.5, step * 1.5)
+        found = minimize_scalar(
+            lambda s: self.true_rate(mixing, float(s)), bounds=ends, method="bounded", options={"xatol": step * 1e-3}
+        )
+        return float(min(found.fun, self.true_rate(mixing, step)))
+
+    def rough_step(self, mixing: Mixing) -> float:
+        """About the best effective step: of a dozen."""
+        most = float((self.curvature if self.curvature.ndim == 1 else torch.linalg.eigvalsh(self.curvature)).max())
+        steps = np.geomspace(0.003, 2.0, 14) / most
+        return float(steps[np.argmin([self.true_rate(mixing, float(s)) for s in steps])])
+
+    def best_rate(self, mixing: Mixing) -> float:
+        """The rate at the best step of all; infinite where no step is stable."""
         best = best_lr(self.algorithm, mixing, self.curvature)
-        return float("inf") if best is None else best.rate
+        return inf if best is None else best.rate
+
+
+def _readout(X: Tensor, n: int, curvature: Tensor, pull: Tensor, metric: str) -> Tensor:
+    """A level, named as in `perron.theory.Level`, from the covariance of the state; x is its first field."""
+    models = X[:, :n, :n]
+    center = torch.einsum("i,kij,j->k", pull, models, pull)
+    if metric == "distance_sq":
+        return center.sum()
+    if metric == "grad_norm_sq":
+        return (curvature**2 * center).sum()
+    local = models.diagonal(dim1=-2, dim2=-1).mean(-1)
+    if metric == "distance_sq_local":
+        return local.sum()
+    return (local - 2 * (models @ pull).mean(-1) + center).sum()
 
 
 def true_residual(matrices: list[FloatArray]) -> float:
-    """`residual` of given matrices."""
+    """`residual` of given matrices; what is rounding only is zero."""
     with torch.no_grad():
-        return float(residual([torch.as_tensor(np.asarray(m)) for m in matrices]))
+        found = float(residual([torch.as_tensor(np.asarray(m)) for m in matrices]))
+    return found if found > 1e-20 else 0.0

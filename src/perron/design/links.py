@@ -119,7 +119,9 @@ def _checked(rates: Any) -> FloatArray:
     wrong = np.argwhere((speed < 0) | np.isinf(speed))
     if len(wrong):
         i, j = wrong[0]
-        raise GraphError(f"A link rate is finite and not negative (0 or nan: no link); got rates[{i}, {j}] = {speed[i, j]}.")
+        raise GraphError(
+            f"A link rate is finite and not negative (0 or nan: no link); got rates[{i}, {j}] = {speed[i, j]}."
+        )
     return speed
 
 
@@ -146,9 +148,11 @@ def _bottleneck(
             low, best = middle, links
     if best is None:
         if given_up:
-            raise GraphError(f"No strongly connected digraph with degrees of at most {degree} was found in time. Allow a larger degree.")
+            raise GraphError(
+                f"No strongly connected digraph with degrees of at most {degree} was found in time. Allow a larger degree."
+            )
         raise GraphError(
-            f"These links contain no strongly connected digraph with in- and out-degrees of at most {degree}. Allow a larger degree."
+            f"These links contain no strongly connected digraph with degrees of at most {degree}. Allow a larger degree."
         )
     return best, float(present[low]), not given_up
 
@@ -198,7 +202,9 @@ def _exact(allowed: Any, degree: int) -> tuple[Any, bool]:
     ]
     whole = np.concatenate([np.ones(m), np.zeros(2 * m)])
     bounds = Bounds(0, np.concatenate([np.ones(m), np.full(2 * m, n - 1)]))
-    found = milp(np.zeros(3 * m), integrality=whole, bounds=bounds, constraints=limits, options={"time_limit": PATIENCE})
+    found = milp(
+        np.zeros(3 * m), integrality=whole, bounds=bounds, constraints=limits, options={"time_limit": PATIENCE}
+    )
     if found.x is None:
         return None, found.status == 2
     links = np.zeros_like(allowed)
