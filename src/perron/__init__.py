@@ -22,6 +22,7 @@ if TYPE_CHECKING:
         authors,
         checkpoint,
         data,
+        design,
         distributed,
         errors,
         estimate,
@@ -101,8 +102,9 @@ _HOME = {
     "conclusions": ["conclude"],
 }  # fmt: skip
 _MODULES = [
-    "algorithms", "augment", "authors", "checkpoint", "data", "distributed", "errors", "estimate", "files", "metrics", "models",
-    "optim", "partition", "plots", "problems", "schedule", "spectral", "speedup", "study", "theory", "topologies", "wiring",
+    "algorithms", "augment", "authors", "checkpoint", "data", "design", "distributed", "errors", "estimate", "files",
+    "metrics", "models", "optim", "partition", "plots", "problems", "schedule", "spectral", "speedup", "study",
+    "theory", "topologies", "wiring",
 ]  # fmt: skip
 _MODULE_OF = {name: module for module, names in _HOME.items() for name in names}
 

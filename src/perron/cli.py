@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable
-from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from perron import data_cli, study_cli
+from perron import data_cli, design_cli, study_cli
 from perron.errors import PerronError
+from perron.named import named_network, parameters, parsed
 
 if TYPE_CHECKING:
-    from perron.graph import Graph
     from perron.mixing import Mixing
 
 app = typer.Typer(
@@ -27,6 +25,7 @@ app = typer.Typer(
 )
 app.add_typer(study_cli.app, name="study")
 app.add_typer(data_cli.app, name="data")
+app.command()(design_cli.design)
 _debug = False
 
 
@@ -150,7 +149,7 @@ def graph(
         return
     from perron import plots, spectral
 
-    drawn, mixing, notes = _network(network, nodes, weights, seed, _parsed(option or []), push)
+    drawn, mixing, notes = named_network(network, nodes, weights, seed, parsed(option or []), push)
     if picture:
         notes.append(f"drawn in {plots.draw(drawn, picture)}")
     metrics = spectral.describe(mixing)
@@ -215,35 +214,6 @@ def demo(
     study_cli.finish(study_cli.run_with_progress(load("demo"), out, workers), only=["Slopes"])
 
 
-def _network(
-    network: str, nodes: int | None, weights: str | None, seed: int | None, options: dict[str, Any], push: Path | None
-) -> tuple[Graph | tuple[Graph, ...], Mixing, list[str]]:
-    """What the arguments of ``perron graph`` name: what to draw, the network, and remarks."""
-    from perron import authors, topologies
-    from perron.mixing import Mixing
-
-    if push is not None:
-        from perron.files import read_matrix
-
-        _refuse("a file with --push", nodes=nodes, weights=weights, seed=seed, set=options or None)
-        mixing = Mixing(pull=read_matrix(network), push=read_matrix(push), name=f"{network}, {push}")
-        return mixing.pull_graph, mixing, []
-    if "." in network or "/" in network:
-        _refuse("a file", nodes=nodes, set=options or None)
-        return _from_file(Path(network), weights, seed)
-    family = _choice(network, topologies.NAMES, "topology", "perron graph --list")
-    nodes = 16 if nodes is None else nodes
-    if weights == "authors":
-        family = _choice(network, authors.NAMES, "released network", "perron graph --list")
-        mixing = _call(family, nodes, ({} if seed is None else {"seed": seed}) | options)
-        return mixing.pull_graph, mixing, []
-    if "seed" in _parameters(family):
-        options = {"seed": seed or 0} | options
-    built = _call(family, nodes, options)
-    notes = [built.note] if not isinstance(built, tuple) and built.note else []
-    return built, _weighted(built, weights or "random_integer", seed), notes
-
-
 def _sums_of_powers(mixing: Mixing, power: int) -> dict[str, float]:
     """s_{A^m} and s_{B^m}, if m is not 1."""
     from perron import spectral
@@ -256,81 +226,6 @@ def _sums_of_powers(mixing: Mixing, power: int) -> dict[str, float]:
     return found
 
 
-def _refuse(what: str, **options: object) -> None:
-    """Refuse options that would be ignored."""
-    for name, value in options.items():
-        if value is not None:
-            raise PerronError(f"--{name} does not go with {what}; leave it out.")
-
-
-def _from_file(path: Path, weights: str | None, seed: int | None) -> tuple[Graph, Mixing, list[str]]:
-    from perron.files import holds_mixing, read_graph, read_matrix, read_mixing
-    from perron.mixing import Mixing
-
-    if holds_mixing(path):
-        _refuse("a file that holds both matrices", weights=weights, seed=seed)
-        mixing = read_mixing(path)
-        return (mixing.pull_graph if mixing.has_pull else mixing.push_graph), mixing, []
-    graph, matrix, notes = read_graph(path), read_matrix(path), []
-    if weights is None:
-        weights = "random_integer" if (matrix.data == 1).all() else "file"
-    if not len(graph.self_loops):
-        graph = graph.with_self_loops()
-        notes.append("the file has no self-loops; every node was given one")
-        if weights == "file":
-            from scipy.sparse import eye_array
-
-            notes[-1] += ", of weight 1"
-            matrix = matrix + eye_array(graph.nodes)
-    if weights == "file":
-        _refuse("the file's own weights", seed=seed)
-        return graph, Mixing.normalized(matrix, name=f"{path.name}, its own weights"), notes
-    return graph, _weighted(graph, weights, seed), notes
-
-
-def _weighted(graph: Graph | tuple[Graph, ...], weights: str, seed: int | None) -> Mixing:
-    from perron.mixing import RULES
-
-    rule = _choice(weights, RULES, "weight rule", "perron graph --help")
-    return rule(graph, **({"seed": seed or 0} if "seed" in _parameters(rule) else {}))
-
-
-def _choice(name: str, among: dict[str, Callable[..., Any]], kind: str, where: str) -> Callable[..., Any]:
-    found = among.get(name.replace("-", "_"))
-    if found is None:
-        close = get_close_matches(name, among, n=1)
-        hint = f"did you mean {close[0]}? " if close else ""
-        raise PerronError(f"There is no {kind} {name!r}; {hint}All of them: {', '.join(among)} ({where}).")
-    return found
-
-
-def _parameters(function: Callable[..., Any]) -> list[str]:
-    from inspect import signature
-
-    return list(signature(function).parameters)
-
-
-def _call(function: Callable[..., Any], nodes: int, options: dict[str, Any]) -> Any:
-    known = [name for name in _parameters(function) if name != "n"]
-    for key in options:
-        if key not in known:
-            raise PerronError(f"{function.__name__} has no option {key!r}; it has: {', '.join(known) or 'none'}.")
-    return function(nodes, **options)
-
-
-def _parsed(pairs: list[str]) -> dict[str, Any]:
-    options = {}
-    for pair in pairs:
-        key, equals, value = pair.partition("=")
-        try:
-            options[key] = json.loads(value)
-        except json.JSONDecodeError:
-            equals = ""
-        if not equals or isinstance(options[key], bool) or not isinstance(options[key], int | float):
-            raise PerronError(f"--set takes KEY=NUMBER, as probability=0.5; got {pair!r}.")
-    return options
-
-
 def _list_topologies() -> None:
     from rich.console import Console
     from rich.table import Table
@@ -339,7 +234,7 @@ def _list_topologies() -> None:
 
     table = Table("topology", "what it is", "options", title="Topologies (the paper's six first)")
     for name, function in topologies.NAMES.items():
-        options = [option for option in _parameters(function) if option != "n"]
+        options = [option for option in parameters(function) if option != "n"]
         table.add_row(name, (function.__doc__ or "").partition("\n")[0], ", ".join(options))
     Console().print(table)
 

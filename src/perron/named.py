@@ -1,0 +1,121 @@
+"""What the arguments of a command name: a topology or a file, with a weight rule, as a graph and a network."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from difflib import get_close_matches
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from perron.errors import PerronError
+
+if TYPE_CHECKING:
+    from perron.graph import Graph
+    from perron.mixing import Mixing
+
+
+def named_network(
+    network: str, nodes: int | None, weights: str | None, seed: int | None, options: dict[str, Any], push: Path | None
+) -> tuple[Graph | tuple[Graph, ...], Mixing, list[str]]:
+    """What the arguments of a command name: what to draw, the network, and remarks."""
+    from perron import authors, topologies
+    from perron.mixing import Mixing
+
+    if push is not None:
+        from perron.files import read_matrix
+
+        _refuse("a file with --push", nodes=nodes, weights=weights, seed=seed, set=options or None)
+        mixing = Mixing(pull=read_matrix(network), push=read_matrix(push), name=f"{network}, {push}")
+        return mixing.pull_graph, mixing, []
+    if "." in network or "/" in network:
+        _refuse("a file", nodes=nodes, set=options or None)
+        return _from_file(Path(network), weights, seed)
+    family = _choice(network, topologies.NAMES, "topology", "perron graph --list")
+    nodes = 16 if nodes is None else nodes
+    if weights == "authors":
+        family = _choice(network, authors.NAMES, "released network", "perron graph --list")
+        mixing = _call(family, nodes, ({} if seed is None else {"seed": seed}) | options)
+        return mixing.pull_graph, mixing, []
+    if "seed" in parameters(family):
+        options = {"seed": seed or 0} | options
+    built = _call(family, nodes, options)
+    notes = [built.note] if not isinstance(built, tuple) and built.note else []
+    return built, _weighted(built, weights or "random_integer", seed), notes
+
+
+def _refuse(what: str, **options: object) -> None:
+    """Refuse options that would be ignored."""
+    for name, value in options.items():
+        if value is not None:
+            raise PerronError(f"--{name} does not go with {what}; leave it out.")
+
+
+def _from_file(path: Path, weights: str | None, seed: int | None) -> tuple[Graph, Mixing, list[str]]:
+    from perron.files import holds_mixing, read_graph, read_matrix, read_mixing
+    from perron.mixing import Mixing
+
+    if holds_mixing(path):
+        _refuse("a file that holds both matrices", weights=weights, seed=seed)
+        mixing = read_mixing(path)
+        return (mixing.pull_graph if mixing.has_pull else mixing.push_graph), mixing, []
+    graph, matrix, notes = read_graph(path), read_matrix(path), []
+    if weights is None:
+        weights = "random_integer" if (matrix.data == 1).all() else "file"
+    if not len(graph.self_loops):
+        graph = graph.with_self_loops()
+        notes.append("the file has no self-loops; every node was given one")
+        if weights == "file":
+            from scipy.sparse import eye_array
+
+            notes[-1] += ", of weight 1"
+            matrix = matrix + eye_array(graph.nodes)
+    if weights == "file":
+        _refuse("the file's own weights", seed=seed)
+        return graph, Mixing.normalized(matrix, name=f"{path.name}, its own weights"), notes
+    return graph, _weighted(graph, weights, seed), notes
+
+
+def _weighted(graph: Graph | tuple[Graph, ...], weights: str, seed: int | None) -> Mixing:
+    from perron.mixing import RULES
+
+    rule = _choice(weights, RULES, "weight rule", "perron graph --help")
+    return rule(graph, **({"seed": seed or 0} if "seed" in parameters(rule) else {}))
+
+
+def _choice(name: str, among: dict[str, Callable[..., Any]], kind: str, where: str) -> Callable[..., Any]:
+    found = among.get(name.replace("-", "_"))
+    if found is None:
+        close = get_close_matches(name, among, n=1)
+        hint = f"did you mean {close[0]}? " if close else ""
+        raise PerronError(f"There is no {kind} {name!r}; {hint}All of them: {', '.join(among)} ({where}).")
+    return found
+
+
+def parameters(function: Callable[..., Any]) -> list[str]:
+    """The names of a function's parameters."""
+    from inspect import signature
+
+    return list(signature(function).parameters)
+
+
+def _call(function: Callable[..., Any], nodes: int, options: dict[str, Any]) -> Any:
+    known = [name for name in parameters(function) if name != "n"]
+    for key in options:
+        if key not in known:
+            raise PerronError(f"{function.__name__} has no option {key!r}; it has: {', '.join(known) or 'none'}.")
+    return function(nodes, **options)
+
+
+def parsed(pairs: list[str]) -> dict[str, Any]:
+    """The options given as KEY=NUMBER."""
+    options = {}
+    for pair in pairs:
+        key, equals, value = pair.partition("=")
+        try:
+            options[key] = json.loads(value)
+        except json.JSONDecodeError:
+            equals = ""
+        if not equals or isinstance(options[key], bool) or not isinstance(options[key], int | float):
+            raise PerronError(f"--set takes KEY=NUMBER, as probability=0.5; got {pair!r}.")
+    return options
