@@ -19,7 +19,7 @@ LAYERS = [
     ["algorithm", "problem", "pulse", "models", "fetch", "partition"],
     ["algorithms", "problems", "agreement", "elastic", "wiring", "stripes"],
     ["metrics", "theory", "curvature"],
-    ["estimate", "design"],
+    ["estimate", "design", "advise"],
     ["plots"],
     ["history"],
     ["simulation", "distributed"],
@@ -30,7 +30,7 @@ LAYERS = [
     ["study"],
     ["experiment"],
     ["conclusions"],
-    ["study_cli", "data_cli", "design_cli"],
+    ["study_cli", "data_cli", "design_cli", "advise_cli"],
     ["cli"],
     ["__main__"],
 ]

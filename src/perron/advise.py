@@ -321,11 +321,11 @@ def _bytes(algorithm: Algorithm, network: Network, needs: Needs) -> tuple[float,
 def _remark(algorithm: Algorithm, network: Network) -> str:
     kind = algorithm.about.matrices
     if kind == "A":
-        return f"n min pi_A = {network.nodes * float(network.pull_perron.min()):.3g} scales its step"
+        return f"n min pi_A = {network.nodes * float(network.pull_perron.min()):.3g}"
     if kind == "B":
-        return f"n min pi_B = {network.nodes * float(network.push_perron.min()):.3g} scales its step"
+        return f"n min pi_B = {network.nodes * float(network.push_perron.min()):.3g}"
     if kind == "R C":
-        return f"a model and a gradient travel {network.depth} links down and up"
+        return f"trees {network.depth} links deep, down and up"
     if kind == "A B":
         return f"s_A = {network.pull_sum:.3g}, s_B = {network.push_sum:.3g}"
     return ""
@@ -390,10 +390,11 @@ def _words(advice: Advice, mixing: Mixing) -> list[str]:
                 if limit.source == limit.target
                 else f"the link {graph.label(limit.source)} -> {graph.label(limit.target)}"
             )
+            which = "More" if limit.slope < 0 else "Less"
             said.append(
-                f"What limits {limit.side} (rho_2 = {metrics.rho_2:.4g}): {where}. {'More' if limit.slope < 0 else 'Less'} weight "
-                f"there lowers rho_2 fastest, by {abs(limit.slope) / 10:.2g} for a tenth; of all nodes, the weights that node "
-                f"{graph.label(limit.node)} chooses matter most."
+                f"What limits {limit.side} (rho_2 = {metrics.rho_2:.4g}): {where}. "
+                f"{which} weight there lowers rho_2 fastest, by {abs(limit.slope) / 10:.2g} for a tenth; of all nodes, the "
+                f"weights that node {graph.label(limit.node)} chooses matter most."
             )
     chosen = advice.chosen
     if chosen is None:
@@ -465,7 +466,7 @@ def _reason(advice: Advice, chosen: Fit) -> str:
             else 1
         )
         if ratio > 1.25:
-            parts.append(f"it bears steps {ratio:.2g} times those of {family} ({fit.name}: {fit.remark})")
+            parts.append(f"it bears steps {ratio:.2g} times those of {family} ({fit.name}, {fit.remark})")
         elif (fit.bytes_per_step or 0) < 0.8 * (chosen.bytes_per_step or 0):
             share = (fit.bytes_per_step or 0) / (chosen.bytes_per_step or 1)
             parts.append(f"{family} ({fit.name}) would send {share:.2g} times the bytes for {_compared(fit, chosen)}")

@@ -1,0 +1,154 @@
+"""``perron advise``: what a network is good for, which algorithm and step to take, and what to expect."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from perron.errors import PerronError
+from perron.named import named_network, parsed
+
+if TYPE_CHECKING:
+    from perron.advise import Advice, Fit, Needs
+    from perron.mixing import Mixing
+
+
+def advise(
+    network: Annotated[
+        str, typer.Argument(metavar="NAME|FILE", help="A topology, or a .graphml, .edges, .csv or .npz file.")
+    ],
+    nodes: Annotated[
+        int | None, typer.Option("--nodes", "-n", help="How many nodes, of a named topology (default 16).")
+    ] = None,
+    weights: Annotated[str | None, typer.Option(help="Weight rule, as in perron graph.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Seed of random topologies and weights (default 0).")] = None,
+    option: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="An option of the topology, as probability=0.5."),
+    ] = None,
+    push: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="The push matrix, if NAME|FILE is the pull matrix alone.")
+    ] = None,
+    algorithm: Annotated[
+        list[str] | None,
+        typer.Option(help="An algorithm to look at; give several (default: one or two of each family)."),
+    ] = None,
+    problem: Annotated[
+        str | None, typer.Option(help="Take the constants from a problem: logistic, quadratic or images (digits).")
+    ] = None,
+    smoothness: Annotated[float | None, typer.Option(help="L, the largest curvature (default 1).")] = None,
+    noise: Annotated[
+        float | None, typer.Option(help="sigma, the noise of a node's gradient: E|noise|^2 = sigma^2 (default 1).")
+    ] = None,
+    gap: Annotated[float | None, typer.Option(help="Delta, how far the loss has to fall (default 1).")] = None,
+    steps: Annotated[int, typer.Option(min=1, help="T, how many steps you can afford.")] = 10_000,
+    dim: Annotated[int | None, typer.Option(min=1, help="d, the length of the model, for bytes.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Advise on a network: is it valid, what limits it, which algorithm and learning rate, what floor and speedup to expect.
+
+    perron advise exponential --nodes 16 --steps 20000
+    perron advise my-network.graphml --smoothness 4 --noise 2 --dim 100000
+    perron advise ring --nodes 12 --problem logistic --json
+    """
+    from perron.advise import advise as advised
+
+    options = parsed(option or [])
+    _, mixing, notes = named_network(network, nodes, weights, seed, options, push)
+    is_file = push is not None or "." in network or "/" in network
+    needs, more = _needs(mixing, problem, smoothness, noise, gap, steps, dim)
+
+    def family(size: int) -> Mixing:
+        return named_network(network, size, weights, seed, options, None)[1]
+
+    found = advised(mixing, needs, algorithms=algorithm, family=None if is_file else family)
+    if as_json:
+        sys.stdout.write(json.dumps(found.to_dict() | {"notes": [*notes, *more]}) + "\n")
+        return
+    _print(found, [*notes, *more])
+
+
+def _needs(
+    mixing: Mixing,
+    problem: str | None,
+    smoothness: float | None,
+    noise: float | None,
+    gap: float | None,
+    steps: int,
+    dim: int | None,
+) -> tuple[Needs, list[str]]:
+    """The constants: those given, those of a problem, or one."""
+    from perron.advise import Needs
+
+    if noise is not None and noise < 0:
+        raise PerronError(f"--noise is a standard deviation, not negative; got {noise}.")
+    given = {
+        "smoothness": smoothness,
+        "noise_var": None if noise is None else noise**2,
+        "gap": gap,
+        "dim": dim,
+    }
+    found: dict[str, float | int | None] = {}
+    notes = []
+    if problem is not None:
+        from perron.estimate import estimate
+        from perron.options import named
+        from perron.run import PROBLEMS
+
+        made = named(problem, PROBLEMS, "problem")(mixing.nodes)
+        constants = estimate(made)
+        found = {
+            "smoothness": constants.known_smoothness or constants.smoothness,
+            "noise_var": constants.noise_var if constants.known_noise_var is None else constants.known_noise_var,
+            "gap": constants.gap,
+            "dim": constants.dim,
+        }
+        notes.append(
+            f"{problem}: L = {found['smoothness']:.4g}, sigma^2 = {found['noise_var']:.4g}, Delta = {found['gap']:.4g}, "
+            f"d = {found['dim']}; at its starting point"
+        )
+    merged = found | {name: value for name, value in given.items() if value is not None}
+    return Needs(steps=steps, **merged), notes  # type: ignore[arg-type]
+
+
+def _print(found: Advice, notes: list[str]) -> None:
+    from rich.box import SIMPLE
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    console = Console(width=max(Console().width, 120))
+    needs = found.needs
+    unit = "bytes/step" if needs.dim is not None else "d-vectors/step"
+    columns = ("algorithm", "family", "stable lr", "lr", "floor", "from step", "speedup", unit, "")
+    title = Text(
+        f"{found.metrics.name}: {found.metrics.nodes} nodes; L = {needs.smoothness:.4g}, sigma^2 = {needs.noise_var:.4g}, "
+        f"Delta = {needs.gap:.4g}, T = {needs.steps:,}"
+    )
+    table = Table(*columns, title=title, box=SIMPLE)
+    for fit in found.fits:
+        table.add_row(*_row(fit, bold=fit is found.chosen))
+    console.print(table)
+    console.print(
+        "stable lr: the largest (or the interval); lr: the recommended; floor: predicted E|grad f(x-hat)|^2 at that lr;\n"
+        "from step: where linear speedup begins; speedup: so many times more steps would a single node need.\n"
+    )
+    for line in [*found.words, *notes]:
+        console.print(f"- {line}", highlight=False, markup=False)
+
+
+def _row(fit: Fit, *, bold: bool) -> list[str]:
+    name = f"[bold]{fit.name}[/bold]" if bold else fit.name
+    if not fit.works or fit.stable is None:
+        short = fit.refusal.split(";")[0].split(". ")[0] or "no stable step"
+        return [name, fit.family, "-", "-", "-", "-", "-", "-", short]
+    stable = f"{fit.stable.upper:.4g}" if fit.stable.lower == 0 else f"{fit.stable.lower:.3g} .. {fit.stable.upper:.3g}"
+    travels = fit.bytes_per_step or 0.0
+    return [
+        name, fit.family, stable if fit.exact else f"~ {stable}", f"{fit.lr:.4g}", f"{fit.level:.3g}",
+        f"{fit.transient:,.0f}", f"{fit.speedup:.3g}", f"{travels:,.0f}", fit.remark,
+    ]  # fmt: skip
