@@ -80,7 +80,10 @@ def level(name: str, topology: str, nodes: int) -> dict[str, Any] | None:
     algorithm = accepted(algorithm, mixing)
     problem = Quadratic.random(nodes, 4, strong_convexity=0.2, noise_std=0.5, seed=1)
     network = Network(mixing)
-    stable = theory.stable_lr(algorithm, network, problem)
+    if name == "focus_sampled":  # the limit of its mean square takes minutes
+        stable: theory.Stable | None = theory.Stable(0.0, 2 * algorithm.default_lr(network, problem.smoothness))
+    else:
+        stable = theory.stable_lr(algorithm, network, problem)
     if stable is None:
         return None
     lr = (stable.lower + stable.upper) / 2
@@ -118,6 +121,8 @@ def limit(name: str, which: str, steps: int) -> dict[str, Any] | None:
             found[end] = {"predicted": predicted}
             continue
         factors = np.arange(0.8, 1.2001, 0.005)
+        middle = (ends["lower"] + ends["upper"]) / (2 * predicted)  # a narrow interval is looked at to its middle only
+        factors = factors[factors >= middle] if end == "upper" else factors[factors <= middle]
         growing = grows(problem, algorithm, mixing, predicted * factors, steps)
         # The outermost step on the stable side of which all are stable.
         wrong = np.flatnonzero(growing if end == "upper" else growing[::-1])
