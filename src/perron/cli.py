@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from perron import data_cli, study_cli
+from perron import data_cli, paper_cli, study_cli
 from perron.errors import PerronError
 
 if TYPE_CHECKING:
@@ -27,6 +27,7 @@ app = typer.Typer(
 )
 app.add_typer(study_cli.app, name="study")
 app.add_typer(data_cli.app, name="data")
+app.add_typer(paper_cli.app, name="paper")
 _debug = False
 
 
