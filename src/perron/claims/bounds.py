@@ -50,7 +50,7 @@ def step_size(rng: Generator, effort: int, *, corrected: bool = False) -> Eviden
         return max(abs(terms / _unit(one) / 50 - 1), abs(2 * scaled.branches[0] / a - 1))
 
     largest, mended, where = 0.0, 0.0, None
-    for pair in pairs(rng, max(20, effort // 4)):
+    for pair in pairs(rng, max(8, effort // 4)):
         one = TheoremOne(pair.mixes, **_settings(rng), corrected=corrected)
         mended = max(mended, defect(replace(one, corrected=True)))
         if defect(one) > largest:
@@ -86,7 +86,7 @@ def leading_constant(rng: Generator, effort: int, *, constant: float = 44.0) -> 
         third = 384 * one.mixes.push_sum**3 * one.mixes.push_power_sum**2 / (m * c) ** 2
         return (4 / (c * a * LATE) + 100 * c * a / n + third) / _unit(one)
 
-    effort = max(20, effort // 3)
+    effort = max(8, effort // 3)
     found = compared(
         lambda pair: needed(pair) / constant, rng, effort,
         repaired=lambda pair: needed(pair) / 74, repair="74", also=(average(4),),
@@ -117,7 +117,7 @@ def other_terms(rng: Generator, effort: int, *, factors: tuple[float, float] = (
         return max(ratios)
 
     return compared(
-        lambda pair: score(pair, factors), rng, max(20, effort // 3),
+        lambda pair: score(pair, factors), rng, max(8, effort // 3),
         repaired=lambda pair: score(pair, (40, 24)), repair="40 and 24", also=(average(4),),
     )  # fmt: skip
 
@@ -139,18 +139,18 @@ def lost_factor(rng: Generator, effort: int, *, restored: bool = False) -> Evide
         right = 384 * pair.mixes.push_sum * pair.mixes.push_power_sum**2 * (pair.nodes if restored else 1)
         return 12 * noise_in_tracker(pair) / right
 
-    known = average(64)
+    known = average(32)
     found = compared(
-        lambda pair: score(pair, restored), rng, max(20, effort // 3),
+        lambda pair: score(pair, restored), rng, max(8, effort // 3),
         repaired=lambda pair: score(pair, True), repair="the factor n", also=(average(4), average(16), known),
     )  # fmt: skip
     example = (
         None
         if found.verdict == "holds"
-        else {"A = B": "11^T/n", "n": 64, "losses": "constant", "lhs/rhs": score(known, False)}
+        else {"A = B": "11^T/n", "n": 32, "losses": "constant", "lhs/rhs": score(known, False)}
     )
     text = (
-        f"11^T/n with constant losses: lhs/rhs = (n-1)/16 > 1 from n = 18, {score(known, False):.2f} at n = 64; "
+        f"11^T/n with constant losses: lhs/rhs = (n-1)/16 > 1 from n = 18, {score(known, False):.2f} at n = 32; "
         + found.text.split("; ")[-1]
     )
     return Evidence(found.verdict, text, found.figures, example)
@@ -165,7 +165,7 @@ def gap_coefficient(rng: Generator, effort: int, *, corrected: bool = False) -> 
         return coefficients(pair.mixes, m, step, 1.0).gap / gap_bound(pair.mixes, corrected=corrected)
 
     return compared(
-        lambda pair: score(pair, corrected), rng, max(20, effort // 3),
+        lambda pair: score(pair, corrected), rng, max(8, effort // 3),
         repaired=lambda pair: score(pair, True), repair="852/s_Bm for 10", also=(average(4),),
     )  # fmt: skip
 
@@ -181,7 +181,7 @@ def gradient_coefficient(rng: Generator, effort: int, *, constant: float = 10.0)
         return coefficients(pair.mixes, m, steps_limit(pair.mixes, m, 1.0, constant=constant), 1.0).gradient
 
     return compared(
-        lambda pair: score(pair, constant), rng, max(20, effort // 3),
+        lambda pair: score(pair, constant), rng, max(8, effort // 3),
         repaired=lambda pair: score(pair, 13.0), repair="13 for 10 in the step", also=(average(2), average(4)),
     )  # fmt: skip
 
@@ -196,7 +196,7 @@ def enough_blocks(rng: Generator, effort: int, *, forgiven: float = 1.0) -> Evid
         asked["n^2 (N_7 + N_8^2)/c^2 (Delta_1, Delta_2)"] = (pair.nodes / pair.c) ** 2 * (n7 + n8**2)
         return {name: value / least for name, value in asked.items()}
 
-    found = worst(lambda pair: max(limits(pair).values()) / forgiven, rng, max(30, effort // 2))
+    found = worst(lambda pair: max(limits(pair).values()) / forgiven, rng, max(14, effort // 2))
     broken = {name: ratio for name, ratio in limits(found.pair).items() if not within(ratio / forgiven)}
     verdict = judged(within(found.ratio))
     text = f"largest needed/C-tilde {found.ratio:.3g} ({found.place}) of {found.tried} pairs"
@@ -218,7 +218,7 @@ def missing_blocks(rng: Generator, effort: int, *, blocks: float = 1000.0, resto
         return 12 * blocks * noise_in_tracker(pair) / right
 
     return compared(
-        lambda pair: score(pair, restored), rng, max(20, effort // 3),
+        lambda pair: score(pair, restored), rng, max(8, effort // 3),
         repaired=lambda pair: score(pair, True), repair="K", also=(average(4),),
     )  # fmt: skip
 

@@ -91,5 +91,5 @@ def plain(value: Any) -> Any:
     if isinstance(value, list | tuple | np.ndarray):
         return [plain(one) for one in value]
     if isinstance(value, float | np.floating):
-        return float(f"{value:.6g}")
+        return float(f"{value:.6g}") if np.isfinite(value) else None  # JSON knows no other numbers
     return value.item() if isinstance(value, np.generic) else value

@@ -49,17 +49,20 @@ def small_step(rng: Generator, effort: int, *, step: float = 0.005, steps: int =
     left: dict[int, float] = {}  # of the start, at the given step
     ends: dict[int, float] = {}  # at the step .05
     for n in sizes:
-        exact, network = Logistic.synthetic(n, samples=3600, batch=None, compiled=False), authors.exponential(n)
+        exact, network = Logistic.synthetic(n, samples=720, batch=None, compiled=False), authors.exponential(n)
         for rate, found in ((step, left), (0.05, ends)):
+            if effort < 30 and left and ends:  # without noise, n hardly matters
+                found[n] = found[sizes[0]]
+                continue
             run = simulate(exact, PushPull(), network, steps=steps, lr=rate, every=steps, metrics=["grad_norm_sq"])
             found[n] = float(run.mean("grad_norm_sq")[-1])
         noisy = Logistic.synthetic(n, samples=SAMPLES, batch=small, compiled=False)
         run = simulate(
-            noisy, PushPull(), network, steps=1500, lr=0.05, every=25, metrics=["grad_norm_sq"], seed=seed,
+            noisy, PushPull(), network, steps=1500, lr=0.05, every=50, metrics=["grad_norm_sq"], seed=seed,
             trials=max(4, min(20, effort // 15)),
         )  # fmt: skip
         own = SAMPLES // n
-        floors[n] = run.tail("grad_norm_sq", 0.4)[0] * (own - 200) / (own - small) * small / 200
+        floors[n] = run.tail("grad_norm_sq", 0.35)[0] * (own - 200) / (own - small) * small / 200
     transient = {n: left[n] / (floors[n] * step / 0.05) for n in sizes}
     speedup = floors[4] / floors[16]
     verdict = judged(max(transient.values()) < 1, all(ends[n] < floors[n] for n in sizes) and 2 < speedup < 8)

@@ -66,7 +66,7 @@ def proposition_two(rng: Generator, effort: int, *, tighten: float = 1.0) -> Evi
     return Evidence(verdict, text, figures, refuted)
 
 
-def at_least_one(rng: Generator, effort: int) -> Evidence:
+def at_least_one(rng: Generator, effort: int, *, least: float = 1.0) -> Evidence:
     """|I - A_inf| = sqrt(n) |pi_A| >= 1, so that M is the same with and without max{1, .}, for n >= 2."""
     defect = 0.0
 
@@ -74,11 +74,11 @@ def at_least_one(rng: Generator, effort: int) -> Evidence:
         nonlocal defect
         first = float(np.linalg.norm(pair.A_powers[0], 2))
         defect = max(defect, abs(first - sqrt(pair.nodes) * float(np.linalg.norm(pair.pi_A))))
-        return 1 / spectral.peak_deviation(pair.A)
+        return least / spectral.peak_deviation(pair.A)
 
     found = compared(score, rng, effort)
     verdict = judged(found.verdict == "holds" and defect < 1e-9)
-    text = f"least M {1 / found.figures['worst']:.6f}; |I - A_inf| = sqrt(n) |pi_A| up to {defect:.0e}"
+    text = f"least M {least / found.figures['worst']:.6f}; |I - A_inf| = sqrt(n) |pi_A| up to {defect:.0e}"
     return Evidence(verdict, text, dict(found.figures) | {"defect": defect}, found.counterexample)
 
 
@@ -134,7 +134,7 @@ def power_sums(rng: Generator, effort: int, *, power: float = 2.0) -> Evidence:
         first = float(np.linalg.norm(pair.B_powers[0], 2)) ** power
         return max(max(sums) / pair.s_B, sums[-1] / first, first / sums[-1])
 
-    return compared(score, rng, max(20, effort // 3))
+    return compared(score, rng, max(10, effort // 3))
 
 
 LARGE = 10**6  # a power at which B^m is at its limit
@@ -226,7 +226,7 @@ def mixed_products(rng: Generator, effort: int, *, exponent: float = 1.0) -> Evi
     return compared(
         lambda pair: score(pair, exponent),
         rng,
-        max(40, effort // 2),
+        max(14, effort // 2),
         repaired=lambda pair: score(pair, 2.0),
         repair="m n s_B^2",
         also=(slow,),
