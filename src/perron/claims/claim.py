@@ -18,7 +18,7 @@ MEANING: dict[Verdict, str] = {
     "false": "a counterexample was found",
     "repaired": "a counterexample was found; none to the version with the repair that is named",
 }
-EFFORT = {"quick": 60, "full": 600}  # candidates in a search
+EFFORT = {"quick": 60, "full": 300}  # candidates in a search
 SLACK = 1e-7  # by which a ratio may exceed one before it counts: sums are cut at a relative 1e-9
 
 

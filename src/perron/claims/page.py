@@ -46,8 +46,9 @@ PRACTICE = """\
 
 Medians of {weightings} random integer weightings 1..9. C-tilde is the least block m, and so the least number of steps T,
 about which the theorem says anything; the largest step is its branch 1/(10 c m sqrt(s_B) s_Bm L) at m = C-tilde; the usual
-step is Push-Pull's default in this library, which was found stable on all networks tried. `perron.theorem` computes all
-this, as printed and as corrected: a diagnostic, not a way to choose a step.
+step is Push-Pull's default in this library, which was found stable on all networks tried; the last column is where, at
+sigma^2 = L Delta, the step's standard branch takes over, with which the leading term is the rate. `perron.theorem`
+computes all this, as printed and as corrected: a diagnostic, not a way to choose a step.
 """
 
 REMARKS = """\
@@ -68,7 +69,8 @@ Against the list of errata with which this began, made by hand from separate exp
   exponential and ring, n = 4 and 16) they are on it from about 2,000 on. The floors times n agree between n = 4 and 16.
 - **2e** needs the constant 13 instead of 10 in the step. `perron.theorem` uses it, so that its corrected bound has 52 m
   where the list has 40 m.
-- **7a, 7f** are tight: the search comes as close to equality as one likes, near 11^T/n. The list has .983 and .58.
+- **7a, 7f, 7g** are tight: given time, the search comes as close to equality as one likes (near 11^T/n; 7g with two nodes).
+  The list has .983, .58 and .74.
 - **7i** fails by any factor, as B gets slower; the list's 23 is no limit.
 - **16.** At m = 1 the residual varies between weightings: over c^2 sigma^2/n, from .26 to 1.7 on ring+chords16 (60
   weightings, median .59) and from .05 to .47 on exp16. The list's 1.145 and .14 are among these. Where A is doubly
