@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from perron import advise_cli, data_cli, design_cli, study_cli
+from perron import advise_cli, data_cli, design_cli, paper_cli, study_cli
 from perron.errors import PerronError
 from perron.named import named_network, parameters, parsed
 
@@ -25,6 +25,7 @@ app = typer.Typer(
 )
 app.add_typer(study_cli.app, name="study")
 app.add_typer(data_cli.app, name="data")
+app.add_typer(paper_cli.app, name="paper")
 app.command()(advise_cli.advise)
 app.command()(design_cli.design)
 _debug = False
