@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from perron import (
+        advise,
         algorithms,
         augment,
         authors,
@@ -102,7 +103,7 @@ _HOME = {
     "conclusions": ["conclude"],
 }  # fmt: skip
 _MODULES = [
-    "algorithms", "augment", "authors", "checkpoint", "data", "design", "distributed", "errors", "estimate", "files",
+    "advise", "algorithms", "augment", "authors", "checkpoint", "data", "design", "distributed", "errors", "estimate", "files",
     "metrics", "models", "optim", "partition", "plots", "problems", "schedule", "spectral", "speedup", "study",
     "theory", "topologies", "wiring",
 ]  # fmt: skip

@@ -58,14 +58,15 @@ def advise(
     from perron.advise import advise as advised
 
     options = parsed(option or [])
-    _, mixing, notes = named_network(network, nodes, weights, seed, options, push)
+    drawn, mixing, notes = named_network(network, nodes, weights, seed, options, push)
+    labels = None if isinstance(drawn, tuple) else [drawn.label(node) for node in range(drawn.nodes)]
     is_file = push is not None or "." in network or "/" in network
     needs, more = _needs(mixing, problem, smoothness, noise, gap, steps, dim)
 
     def family(size: int) -> Mixing:
         return named_network(network, size, weights, seed, options, None)[1]
 
-    found = advised(mixing, needs, algorithms=algorithm, family=None if is_file else family)
+    found = advised(mixing, needs, algorithms=algorithm, family=None if is_file else family, labels=labels)
     if as_json:
         sys.stdout.write(json.dumps(found.to_dict() | {"notes": [*notes, *more]}) + "\n")
         return

@@ -39,6 +39,8 @@ class Sensitivity:
         values = getattr(self, name)
         if values is None:
             raise PerronError(f"The derivative of {name} was not computed for this network.")
+        if not np.isfinite(values).any():
+            raise PerronError(f"{name} has no derivative at this network.")
         target, source = np.unravel_index(int(np.nanargmax(np.abs(values))), values.shape)
         return int(source), int(target), float(values[target, source])
 
@@ -58,7 +60,8 @@ class Sensitivity:
 def sensitivity(mixing: Mixing, side: Side) -> Sensitivity:
     """The derivatives of rho_2, s and c by every weight of one matrix of a network that does not vary in time.
 
-    rho_2 and s have corners (where two eigenvalues or singular values are equal); there it is a derivative to one side of them.
+    rho_2 and s have corners (where two eigenvalues or singular values are equal); there it is a derivative to one side of
+    them, or nan where there is none (trees, whose eigenvalues but one are all zero).
     """
     if mixing.period > 1:
         raise PerronError("Sensitivities are those of a fixed network; this one varies in time.")
@@ -78,9 +81,11 @@ def sensitivity(mixing: Mixing, side: Side) -> Sensitivity:
         other = mixing.push.T if side == "pull" else mixing.pull
         numbers["c"] = len(given) * (limit * stationary(torch.as_tensor(dense(other)))).sum()
     for name, value in numbers.items():
-        (slope,) = torch.autograd.grad(value, weights, retain_graph=True)
-        slope = slope if side == "pull" else slope.T
-        found[name] = torch.where(edges, slope, torch.nan).numpy()
+        try:
+            (slope,) = torch.autograd.grad(value, weights, retain_graph=True)
+        except RuntimeError:  # eigenvectors that coincide, as those of a tree: there is no derivative
+            slope = torch.full_like(weights, torch.nan)
+        found[name] = torch.where(edges, slope if side == "pull" else slope.T, torch.nan).numpy()
     rho_2 = found["rho_2"]
     return Sensitivity(side, rho_2 if rho_2 is not None else np.empty(0), found["s"], found["c"])
 

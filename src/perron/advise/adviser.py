@@ -1,0 +1,235 @@
+"""An adviser: what a network is good for, what limits it, which algorithm and which step, and what to expect of it.
+
+Every number has its source in `perron.theory`: stable steps from the linear recursion of the algorithm at the curvature L,
+floors from its second moments, horizons from the descent lemma. They are answers for the constants that were given, and only as
+good as these.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from math import inf
+
+import numpy as np
+import torch
+
+from perron.advise.records import Advice, Fit, Limit, Needs
+from perron.advise.words import sentences
+from perron.algorithm import Algorithm, advance
+from perron.algorithms import ALGORITHMS
+from perron.errors import PerronError
+from perron.mixing import Mixing
+from perron.network import Network
+from perron.node import Counting, Side
+from perron.spectral import describe
+from perron.theory import Stable, stable_lr
+from perron.theory.horizon import Horizon, crossover
+from perron.theory.levels import Around, level_of
+from perron.theory.recursion import recursion
+from perron.theory.sensitivity import LARGEST as SENSITIVE_UP_TO
+from perron.theory.sensitivity import sensitivity
+from perron.theory.stability import matrix_node
+
+CANDIDATES = ("push_pull", "push_pull_pu", "add_opt", "push_diging", "frost", "pull_diag_gt", "stpp")
+DOUBLY = ("aug_dgm", "exact_diffusion")  # further ones where the weights are doubly stochastic
+EXACT_UP_TO = 48  # nodes; beyond, stable steps come from the tested rule
+BETTER = 0.8  # what the error of another algorithm must be times that of Push-Pull for us to prefer it
+
+
+def advise(
+    mixing: Mixing,
+    needs: Needs | None = None,
+    *,
+    algorithms: Sequence[str] | None = None,
+    family: Callable[[int], Mixing] | None = None,
+    labels: Sequence[str] | None = None,
+) -> Advice:
+    """Advice on a network.
+
+    Args:
+        mixing: the network; that it is valid was checked when it was made.
+        needs: what is to be trained; by default L = sigma^2 = Delta = 1 and 10,000 steps, so that lr is in units of 1/L.
+        algorithms: names from `perron.ALGORITHMS`; by default Push-Pull, push-only, pull-only and trees (and methods for doubly
+            stochastic weights where these are).
+        family: the network of the same kind with another number of nodes, to find out where more nodes stop helping.
+        labels: what the nodes are called; their numbers if None.
+
+    Example:
+        >>> import perron
+        >>> mixing = perron.Mixing.random_integer(perron.topologies.exponential(8), seed=0)
+        >>> advice = advise(mixing, Needs(smoothness=2.0, noise_var=4.0, steps=50_000))
+        >>> advice.chosen.name, round(advice.chosen.speedup, 1)
+        ('push_pull', 8.0)
+    """
+    needs = needs or Needs()
+    metrics = describe(mixing)
+    asked = tuple(algorithms) if algorithms else CANDIDATES + (DOUBLY if mixing.is_doubly_stochastic else ())
+    for name in asked:
+        if name not in ALGORITHMS:
+            raise PerronError(f"There is no algorithm {name!r}; `perron algorithms` lists them all.")
+        if ALGORITHMS[name].about.family == "gossip":
+            raise PerronError(f"{name} averages and minimises nothing; there is no step to advise on.")
+    fits = tuple(_fit(name, mixing, needs) for name in asked)
+    chosen = _choice(fits)
+    limits = _limits(mixing)
+    sizes: tuple[tuple[int, float], ...] = ()
+    where = None
+    if chosen is not None and family is not None:
+        where, sizes = _crossover(chosen.name, mixing.nodes, family, needs)
+    advice = Advice(
+        metrics=metrics, needs=needs, fits=fits, chosen=chosen, limits=limits, crossover=where, family=sizes, words=()
+    )
+    return replace(
+        advice, words=tuple(sentences(advice, mixing, labels or [str(node) for node in range(mixing.nodes)]))
+    )
+
+
+def _fit(name: str, given: Mixing, needs: Needs) -> Fit:
+    """One algorithm on the network it needs."""
+    algorithm = ALGORITHMS[name]
+    about = algorithm.about
+    nobody = Fit(name=name, title=about.title, family=about.family)
+    try:
+        mixing = _for(algorithm, given)
+        network = Network(mixing)
+        algorithm.check(network)
+    except PerronError as error:
+        return replace(nobody, refusal=str(error))
+    exact = network.nodes <= EXACT_UP_TO
+    if exact:
+        stable = stable_lr(algorithm, network, needs.smoothness)
+    else:
+        stable = Stable(0.0, 2 * algorithm.default_lr(network, needs.smoothness))
+    travels, links = _bytes(algorithm, network, needs)
+    fit = replace(nobody, stable=stable, exact=exact, bytes_per_step=travels, links=links)
+    fit = replace(fit, remark=_remark(algorithm, network))
+    if stable is None:
+        return replace(fit, refusal="no step is stable on this network")
+    factor = algorithm.effective_step(network)
+    most = (stable.upper / 2 if stable.lower == 0 else (stable.lower + stable.upper) / 2) * factor
+    horizon = _horizon(network.nodes, most, needs)
+    step = max(horizon.best_step(needs.steps), stable.lower * factor * 1.1)
+    lr = step / factor
+    level = local = step * needs.smoothness * needs.noise_var / (2 * network.nodes)
+    if exact:
+        near = Around(
+            torch.tensor([needs.smoothness], dtype=torch.float64),
+            torch.zeros(network.nodes, 1, dtype=torch.float64),
+            torch.full((network.nodes, 1), needs.noise_var, dtype=torch.float64),
+        )
+        found = level_of(recursion(algorithm, network, lr), near)
+        level, local = found.grad_norm_sq, needs.smoothness**2 * found.distance_sq_local
+    bound = horizon.error(needs.steps, step)
+    return replace(
+        fit, lr=lr, step=step, level=level, level_local=local, error=bound, transient=horizon.transient,
+        speedup=_speedup(bound, needs), saturation=horizon.saturation(needs.steps),
+    )  # fmt: skip
+
+
+def _for(algorithm: Algorithm, mixing: Mixing) -> Mixing:
+    """The network that an algorithm asks for: trees are made of the links that there are."""
+    if algorithm.about.matrices != "R C" or (mixing.has_pull and mixing.has_push and _is_tree(mixing)):
+        return mixing
+    pull = mixing.pull_graph if mixing.has_pull else mixing.push_graph
+    return Mixing.spanning_trees(pull, mixing.push_graph if mixing.has_push else pull)
+
+
+def _is_tree(mixing: Mixing) -> bool:
+    return len(mixing.pull_graph.edges) == len(mixing.push_graph.edges) == mixing.nodes - 1
+
+
+def _horizon(nodes: int, most: float, needs: Needs) -> Horizon:
+    return Horizon(nodes=nodes, smoothness=needs.smoothness, noise_var=needs.noise_var, gap=needs.gap, most=most)
+
+
+def _speedup(error: float, needs: Needs) -> float:
+    """How many times T a single node needs until its bound is as low."""
+    one = _horizon(1, 1 / needs.smoothness, needs)
+    low, high = 1.0, 1.0
+    while one.error(high) > error and high < 1e30:
+        high *= 2
+    for _ in range(200):
+        middle = (low * high) ** 0.5
+        low, high = (middle, high) if one.error(middle) > error else (low, middle)
+    return high / needs.steps
+
+
+def _bytes(algorithm: Algorithm, network: Network, needs: Needs) -> tuple[float, int]:
+    """Bytes that travel over all links in a step, counted in a step of the algorithm; and over how many links."""
+    dims = (network.nodes + 5, network.nodes + 6)  # what is sent is affine in d; no other vector has these lengths
+    edges: dict[Side, int] = {
+        "pull": len(network.mixing.pull_graph.edges) if network.mixing.has_pull else 0,
+        "push": len(network.mixing.push_graph.edges) if network.mixing.has_push else 0,
+    }
+    totals = []
+    for d in dims:
+        node = Counting(matrix_node(network), wire=needs.wire)
+        state = algorithm.init(torch.zeros(network.nodes, d, dtype=torch.float64), node)
+        node.bytes = {"pull": 0, "push": 0}
+        advance(algorithm, state, node, 0.0, torch.zeros_like)
+        totals.append(sum(node.bytes[side] * edges[side] for side in edges))
+    each = totals[1] - totals[0]
+    if needs.dim is None:
+        return each / needs.wire, sum(edges.values())
+    return totals[0] + each * (needs.dim - dims[0]), sum(edges.values())
+
+
+def _remark(algorithm: Algorithm, network: Network) -> str:
+    kind = algorithm.about.matrices
+    if kind == "A":
+        return f"n min pi_A = {network.nodes * float(network.pull_perron.min()):.3g}"
+    if kind == "B":
+        return f"n min pi_B = {network.nodes * float(network.push_perron.min()):.3g}"
+    if kind == "R C":
+        return f"trees {network.depth} links deep, down and up"
+    if kind == "A B":
+        return f"s_A = {network.pull_sum:.3g}, s_B = {network.push_sum:.3g}"
+    return ""
+
+
+def _choice(fits: tuple[Fit, ...]) -> Fit | None:
+    """Push-Pull in the paper's order, unless another one's bound is clearly lower; then the lowest."""
+    working = [fit for fit in fits if fit.works]
+    if not working:
+        return None
+    lowest = min(working, key=lambda fit: (fit.error or inf, fit.bytes_per_step or inf))
+    first = working[0]
+    return lowest if (lowest.error or 0) < BETTER * (first.error or inf) else first
+
+
+def _limits(mixing: Mixing) -> tuple[Limit, ...]:
+    if mixing.nodes > SENSITIVE_UP_TO or mixing.period > 1 or mixing.nodes < 2:
+        return ()
+    found = []
+    sides: list[Side] = [side for side, has in (("pull", mixing.has_pull), ("push", mixing.has_push)) if has]  # type: ignore[misc]
+    for side in sides:
+        slopes = sensitivity(mixing, side)
+        for what in ("rho_2", "s", "c"):
+            values = getattr(slopes, what)
+            if values is None or not (np.abs(values) > 1e-9).any():  # none, or no derivative
+                continue
+            source, target, slope = slopes.steepest(what)
+            node = int(np.argmax(slopes.of_nodes(what)))
+            found.append(Limit(side=side, what=what, source=source, target=target, slope=slope, node=node))
+    return tuple(found)
+
+
+def _crossover(
+    name: str, nodes: int, family: Callable[[int], Mixing], needs: Needs
+) -> tuple[int | None, tuple[tuple[int, float], ...]]:
+    """Where more nodes of this kind stop helping, among the numbers of nodes that the family has."""
+    horizons = [_horizon(1, 1 / needs.smoothness, needs)]
+    for size in sorted({2, 4, 8, 9, 16, 25, 32, 36, nodes}):
+        if size > EXACT_UP_TO or size == 1:
+            continue
+        try:
+            mixing = _for(ALGORITHMS[name], family(size))
+            network = Network(mixing)
+            ALGORITHMS[name].check(network)
+            stable = stable_lr(ALGORITHMS[name], network, needs.smoothness)
+        except PerronError:
+            continue  # a family need not have a member of every size
+        if stable is not None and stable.lower == 0:
+            horizons.append(_horizon(size, stable.upper / 2 * ALGORITHMS[name].effective_step(network), needs))
+    return crossover(horizons, needs.steps), tuple((one.nodes, one.error(needs.steps)) for one in horizons)

@@ -1,0 +1,168 @@
+"""What advice is made of: what is asked for, how each algorithm fits, what limits the network."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from math import inf, isfinite
+from typing import Any
+
+from perron.errors import PerronError
+from perron.node import Side
+from perron.spectral import NetworkMetrics
+from perron.theory import Stable
+
+
+@dataclass(frozen=True, kw_only=True)
+class Needs:
+    """What is to be trained: the constants that advice depends on.
+
+    Attributes:
+        smoothness: L, the largest curvature of a node's loss.
+        noise_var: sigma^2, E |noise|^2 of one node's gradient.
+        gap: Delta = f(x_0) - f*.
+        steps: T, the budget.
+        dim: d, the length of the model, for bytes; None if unknown.
+        wire: bytes of a number on the wire.
+    """
+
+    smoothness: float = 1.0
+    noise_var: float = 1.0
+    gap: float = 1.0
+    steps: int = 10_000
+    dim: int | None = None
+    wire: int = 4
+
+    def __post_init__(self) -> None:
+        for name in ("smoothness", "gap", "steps"):
+            value = getattr(self, name)
+            if not (value > 0 and isfinite(value)):
+                raise PerronError(f"{name} must be a positive number; got {value}.")
+        if not (self.noise_var >= 0 and isfinite(self.noise_var)):
+            raise PerronError(f"The noise must not be negative; got {self.noise_var}.")
+        if self.dim is not None and self.dim < 1:
+            raise PerronError(f"A model has at least one number; got dim={self.dim}.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fit:
+    """How an algorithm would do on the network; numbers are None where it cannot be used or is not stable.
+
+    Attributes:
+        name, title, family: which.
+        refusal: why it cannot be used here; empty if it can.
+        stable: the steps lr that are stable at the curvature L; ``exact`` says whether from the recursion or from a rule.
+        lr, step: the recommended lr, and the effective step that it means.
+        level: the predicted stationary E |grad f(x-hat)|^2 at that lr, if all curvature is L.
+        level_local: the predicted stationary mean_i E |grad f(x_i)|^2, of the nodes' own models.
+        error: the bound on the mean of E |grad f|^2 over T steps.
+        transient: T*, the steps from which on the network is not felt.
+        speedup: how many times more steps a single node would need for the same bound.
+        saturation: n*, the number of nodes from which on more of them do not help much within T steps, if the cap stays the same.
+        bytes_per_step: that travel over all links in a step; in vectors of length d if d is not known.
+        links: over how many links.
+        remark: what limits its step.
+    """
+
+    name: str
+    title: str
+    family: str
+    refusal: str = ""
+    stable: Stable | None = None
+    exact: bool = True
+    lr: float | None = None
+    step: float | None = None
+    level: float | None = None
+    level_local: float | None = None
+    error: float | None = None
+    transient: float | None = None
+    speedup: float | None = None
+    saturation: float | None = None
+    bytes_per_step: float | None = None
+    links: int | None = None
+    remark: str = ""
+
+    @property
+    def works(self) -> bool:
+        """Whether there is a step to recommend."""
+        return self.lr is not None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Limit:
+    """The weight that matters most to a number: moving it changes ``what`` fastest.
+
+    Attributes:
+        side: of which matrix.
+        what: rho_2, s or c.
+        source, target: the edge.
+        slope: by how much ``what`` changes for each unit of weight that the edge is given, its row or column normalised again.
+        node: whose choice of weights matters most to it.
+    """
+
+    side: Side
+    what: str
+    source: int
+    target: int
+    slope: float
+    node: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Advice:
+    """All that there is to say; ``print`` it, or `to_dict` for JSON.
+
+    Attributes:
+        metrics: of the network.
+        needs: what was asked for.
+        fits: the algorithms looked at.
+        chosen: the recommended one; None if none works.
+        limits: what limits the network.
+        crossover: the number of nodes of this family from which on more do not help within T steps; None if not known or none.
+        family: the numbers of nodes that were looked at for it, with the bound on the error for each.
+        words: the answer in sentences.
+    """
+
+    metrics: NetworkMetrics
+    needs: Needs
+    fits: tuple[Fit, ...]
+    chosen: Fit | None
+    limits: tuple[Limit, ...]
+    crossover: int | None
+    family: tuple[tuple[int, float], ...]
+    words: tuple[str, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data, for JSON: infinite values become None."""
+        found = {
+            "network": self.metrics.to_dict(),
+            "needs": asdict(self.needs),
+            "algorithms": [asdict(fit) | {"stable": fit.stable and fit.stable._asdict()} for fit in self.fits],
+            "chosen": self.chosen and self.chosen.name,
+            "limits": [asdict(limit) for limit in self.limits],
+            "crossover": self.crossover,
+            "family": [{"nodes": nodes, "error": error} for nodes, error in self.family],
+            "words": list(self.words),
+        }
+        finite: dict[str, Any] = _finite(found)
+        return finite
+
+    def __str__(self) -> str:
+        head = f"{'':22}{'stable lr':>12}{'lr':>11}{'floor':>11}{'speedup':>9}{'bytes/step':>12}"
+        lines = [f"{self.metrics.name or 'network'}: {self.metrics.nodes} nodes", head]
+        for fit in self.fits:
+            if not fit.works:
+                lines.append(f"{fit.name:22}{fit.refusal or 'no stable step'}")
+                continue
+            upper = fit.stable.upper if fit.stable else inf
+            lines.append(
+                f"{fit.name:22}{upper:12.4g}{fit.lr:11.4g}{fit.level:11.3g}{fit.speedup:9.3g}{fit.bytes_per_step:12.4g}"
+            )
+        return "\n".join([*lines, *self.words])
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _finite(one) for key, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(one) for one in value]
+    return None if isinstance(value, float) and not isfinite(value) else value

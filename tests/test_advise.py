@@ -1,0 +1,204 @@
+"""The adviser: its numbers against theory and the simulator, its choice, its words, and bad input."""
+
+import json
+import warnings
+
+import networkx as nx
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from perron import ALGORITHMS, Mixing, Network, PushPull, simulate, theory, topologies, write_mixing
+from perron.advise import Needs, advise
+from perron.cli import app
+from perron.errors import PerronError
+from perron.problems import Logistic, Quadratic
+
+FOUR = Mixing.random_integer(topologies.exponential(4), seed=0)
+
+
+def fit(advice, name):
+    return next(one for one in advice.fits if one.name == name)
+
+
+def test_numbers_are_those_of_theory():
+    needs = Needs(smoothness=2.0, noise_var=3.0, gap=0.5, steps=20_000, dim=100)
+    advice = advise(FOUR, needs)
+    for one in advice.fits:
+        if one.family == "tree":
+            continue
+        assert one.stable.upper == pytest.approx(theory.stable_lr(ALGORITHMS[one.name], FOUR, 2.0).upper)
+        assert one.step == pytest.approx(one.lr * ALGORITHMS[one.name].effective_step(Network(FOUR)))
+        assert one.lr <= one.stable.upper / 2 + 1e-12
+        assert 0 < one.speedup <= 4.001
+        assert one.transient == pytest.approx(
+            2 * 4 * 0.5 / (min(one.stable.upper / 2 * one.step / one.lr, 0.5) ** 2 * 2 * 3)
+        )
+    # One coordinate of curvature L with all the noise in it: the level that is predicted is that of such a problem.
+    problem = Quadratic(2.0 * np_ones(4), 0 * np_ones(4)[:, :, 0], noise_std=3**0.5)
+    chosen = advice.chosen
+    history = simulate(
+        problem, ALGORITHMS[chosen.name], FOUR, lr=chosen.lr, steps=1500, every=10, trials=100,
+        metrics=["grad_norm_sq", "distance_sq_local"], progress=False,
+    )  # fmt: skip
+    measured, error = history.tail("grad_norm_sq", 0.6)
+    assert chosen.level == pytest.approx(measured, abs=4 * error)
+    measured, error = history.tail("distance_sq_local", 0.6)
+    assert chosen.level_local == pytest.approx(4 * measured, abs=16 * error)
+
+
+def np_ones(nodes):
+    import torch
+
+    return torch.ones(nodes, 1, 1, dtype=torch.float64)
+
+
+@pytest.mark.parametrize("name", ["push_pull", "add_opt", "frost", "stpp"])
+def test_bytes_are_those_that_the_simulator_counts(name):
+    advice = advise(FOUR, Needs(dim=37, wire=8), algorithms=[name])
+    mixing = Mixing.spanning_trees(topologies.exponential(4)) if name == "stpp" else FOUR
+    problem = Quadratic.random(4, 37)
+    history = simulate(
+        problem, ALGORITHMS[name], mixing, lr=0.001, steps=2, metrics=["bytes_sent"], every=1, progress=False
+    )
+    sent = history.mean("bytes_sent")
+    assert advice.fits[0].bytes_per_step == sent[2] - sent[1]
+
+
+def test_push_pull_is_chosen_unless_another_is_clearly_better():
+    assert advise(FOUR, Needs(steps=100_000)).chosen.name == "push_pull"
+    ring = advise(Mixing.random_integer(topologies.ring(10), seed=0), Needs(steps=5_000))
+    assert ring.chosen.name == "stpp"  # it bears far larger steps
+    assert fit(ring, "stpp").error < 0.8 * fit(ring, "push_pull").error
+    assert any("bears steps" in line for line in ring.words)
+    # The longer one trains, the less the network matters.
+    later = advise(Mixing.random_integer(topologies.ring(10), seed=0), Needs(steps=10_000_000))
+    assert later.chosen.name == "push_pull"
+    assert later.chosen.speedup == pytest.approx(10, rel=0.01)
+
+
+def test_a_family_has_a_best_size(monkeypatch):
+    def ring(nodes):
+        return Mixing.random_integer(topologies.ring(nodes), seed=0)
+
+    monkeypatch.setattr("perron.advise.adviser.EXACT_UP_TO", 16)
+    advice = advise(ring(9), Needs(steps=1_000), algorithms=["push_pull"], family=ring)
+    errors = dict(advice.family)
+    assert advice.crossover == min(errors, key=errors.get)
+    assert 1 < advice.crossover < 16
+    assert any(f"{advice.crossover} nodes do best" in line for line in advice.words)
+
+
+def test_what_cannot_be_used_says_why():
+    only = Mixing(push=FOUR.push)
+    advice = advise(only)
+    assert "row-stochastic pull matrix" in fit(advice, "push_pull").refusal
+    assert advice.chosen.family == "push-only"
+    assert any("column-stochastic push only" in line for line in advice.words)
+    rooted = advise(Mixing.spanning_trees(topologies.exponential(4)))
+    assert not fit(rooted, "add_opt").works
+    assert rooted.chosen is not None
+    assert "doubly stochastic" in advise(Mixing.metropolis(topologies.exponential(4).symmetric())).words[0]
+
+
+def test_constants_are_checked():
+    with pytest.raises(PerronError, match="smoothness must be a positive number; got 0"):
+        Needs(smoothness=0)
+    with pytest.raises(PerronError, match="noise must not be negative; got -1"):
+        Needs(noise_var=-1)
+    with pytest.raises(PerronError, match="no algorithm 'adam'"):
+        advise(FOUR, algorithms=["adam"])
+    with pytest.raises(PerronError, match="minimises nothing"):
+        advise(FOUR, algorithms=["push_sum"])
+    assert any("nothing to average" in line for line in advise(FOUR, Needs(noise_var=0.0)).words)
+
+
+def test_large_and_time_varying_networks():
+    advice = advise(Mixing.uniform(topologies.exponential(64)), algorithms=["push_pull", "stpp"])
+    assert not advice.chosen.exact
+    assert any("from the tested rule" in line for line in advice.words)
+    varying = advise(Mixing.uniform(topologies.one_peer_exponential(4)), algorithms=["push_pull"])
+    assert varying.chosen.stable.upper > 0
+
+
+def test_the_recommended_step_works_on_logistic_regression():
+    problem = Logistic.synthetic(4, samples=4000, batch=20)
+    needs = Needs(smoothness=problem.smoothness, noise_var=0.1, gap=0.3, steps=500)
+    for one in advise(FOUR, needs).fits:
+        mixing = Mixing.spanning_trees(topologies.exponential(4)) if one.name == "stpp" else FOUR
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")  # divergence warns
+            history = simulate(problem, ALGORITHMS[one.name], mixing, lr=one.lr, steps=500, trials=2, progress=False)
+        curve = history.mean("grad_norm_sq")
+        assert curve[-1] < 0.2 * curve[0]
+
+
+# ---- the command line
+
+
+def run(*arguments, code=0):
+    result = CliRunner().invoke(app, ["advise", *map(str, arguments)])
+    assert result.exit_code == code, result.output
+    return result.output if not code else str(result.exception)
+
+
+def test_command_on_a_topology_and_as_json(monkeypatch):
+    monkeypatch.setattr("perron.advise.adviser.EXACT_UP_TO", 9)  # to look at few sizes
+    text = run("exponential", "--nodes", "4", "--algorithm", "push_pull", "--algorithm", "frost", "--dim", 10)
+    assert "push_pull" in text
+    assert "Take lr" in text
+    told = json.loads(run("exponential", "--nodes", "4", "--json", "--algorithm", "push_pull", "--steps", 500))
+    assert told["chosen"] == "push_pull"
+    assert told["needs"]["steps"] == 500
+    assert told["family"][0]["nodes"] == 1
+    assert told["limits"][0]["what"] == "rho_2"
+
+
+def test_command_on_files(tmp_path):
+    graph = nx.DiGraph()
+    nx.add_cycle(graph, ["oslo", "bergen", "tromso", "bodo"])
+    graph.add_edge("oslo", "tromso")
+    nx.write_graphml(graph, tmp_path / "sites.graphml")
+    text = run(tmp_path / "sites.graphml", "--algorithm", "push_pull", "--smoothness", 4, "--noise", 2)
+    assert "L = 4, sigma^2 = 4" in text
+    assert "4 nodes" in text
+    assert "oslo" in text or "bergen" in text or "tromso" in text or "bodo" in text  # what limits it, by name
+    np.savetxt(tmp_path / "A.csv", np.array([[0.5, 0.5, 0], [0, 0.5, 0.5], [0.5, 0, 0.5]]), delimiter=",")
+    np.savetxt(tmp_path / "B.csv", np.array([[0.5, 0.5, 0], [0, 0.5, 0.5], [0.5, 0, 0.5]]), delimiter=",")
+    assert "valid" in run(tmp_path / "A.csv", "--push", tmp_path / "B.csv", "--algorithm", "push_pull")
+    write_mixing(FOUR, tmp_path / "both.npz")
+    assert json.loads(run(tmp_path / "both.npz", "--json", "--algorithm", "push_pull"))["network"]["nodes"] == 4
+
+
+def test_command_takes_constants_from_a_problem():
+    told = json.loads(
+        run("ring", "--nodes", 3, "--problem", "quadratic", "--algorithm", "push_pull", "--json", "--gap", 2)
+    )
+    assert told["needs"]["smoothness"] == pytest.approx(1.0)
+    assert told["needs"]["gap"] == 2
+    assert told["needs"]["noise_var"] == 0
+    assert any("quadratic: L = 1" in line for line in told["notes"])
+
+
+def test_command_on_bad_files(tmp_path):
+    parted = nx.DiGraph([("a", "b"), ("b", "a"), ("c", "d"), ("d", "c")])
+    nx.write_graphml(parted, tmp_path / "parted.graphml")
+    assert "connected" in run(tmp_path / "parted.graphml", code=1)
+    np.savetxt(tmp_path / "A.csv", np.array([[0.5, 0.5], [0.5, 0.5]]), delimiter=",")
+    np.savetxt(tmp_path / "B.csv", np.array([[0.9, 0.5], [0.5, 0.5]]), delimiter=",")
+    assert "sums to 1.4" in run(tmp_path / "A.csv", "--push", tmp_path / "B.csv", code=1)
+    (tmp_path / "broken.graphml").write_text("<graphml><graph>")
+    assert "broken.graphml" in run(tmp_path / "broken.graphml", code=1)
+    assert "nowhere.csv" in run(tmp_path / "nowhere.csv", code=1)
+    (tmp_path / "words.csv").write_text("a,b\nc,d\n")
+    assert "words.csv" in run(tmp_path / "words.csv", code=1)
+    assert "did you mean ring" in run("rign", code=1)
+    assert "there is no problem" in run("ring", "--nodes", 4, "--problem", "chess", code=1)
+    assert "standard deviation" in run("ring", "--nodes", 4, "--noise", -1, code=1)
+
+
+def test_printing_it_gives_a_table():
+    text = str(advise(FOUR, algorithms=["push_pull", "dsgd"]))
+    assert "push_pull" in text
+    assert "D-SGD" in text.replace("\n", " ")
+    assert PushPull().about.title in text
