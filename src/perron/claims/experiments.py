@@ -48,14 +48,17 @@ def small_step(rng: Generator, effort: int, *, step: float = 0.005, steps: int =
     floors: dict[int, float] = {}
     left: dict[int, float] = {}  # of the start, at the given step
     ends: dict[int, float] = {}  # at the step .05
+    rates = torch.tensor([step, 0.05], dtype=torch.float64).view(2, 1, 1)  # one for each of two trials
     for n in sizes:
-        exact, network = Logistic.synthetic(n, samples=720, batch=None, compiled=False), authors.exponential(n)
-        for rate, found in ((step, left), (0.05, ends)):
-            if effort < 30 and left and ends:  # without noise, n hardly matters
-                found[n] = found[sizes[0]]
-                continue
-            run = simulate(exact, PushPull(), network, steps=steps, lr=rate, every=steps, metrics=["grad_norm_sq"])
-            found[n] = float(run.mean("grad_norm_sq")[-1])
+        network = authors.exponential(n)
+        if effort >= 30 or not left:  # without noise, n hardly matters
+            exact = Logistic.synthetic(n, samples=720, batch=None, compiled=False)
+            run = simulate(
+                exact, PushPull(), network, steps=steps, lr=rates, every=steps, metrics=["grad_norm_sq"], trials=2
+            )  # fmt: skip
+            left[n], ends[n] = map(float, run["grad_norm_sq"][-1])
+        else:
+            left[n], ends[n] = left[sizes[0]], ends[sizes[0]]
         noisy = Logistic.synthetic(n, samples=SAMPLES, batch=small, compiled=False)
         run = simulate(
             noisy, PushPull(), network, steps=1500, lr=0.05, every=50, metrics=["grad_norm_sq"], seed=seed,

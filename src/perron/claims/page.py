@@ -38,7 +38,8 @@ itself make the bound in the end false.
 
 Notation: |.| is the norm (spectral for matrices, Frobenius for iterates), a the step, Dx = (I - A_inf) x,
 Dy = (I - B_inf) y, delta_0 = I - B_inf, delta_j = B^j - B^(j-1), s_Am and s_Bm those of A^m and B^m; all else as in the
-paper and in `perron.spectral`. "The code" is what the authors released.
+paper and in `perron.spectral`. "The code" is what the authors released. Lemma 1, Lemma 2 and Theorem 1 are the m-step
+descent lemma, the lemma on consensus errors and the main theorem, whatever numbers they have in print.
 """
 
 PRACTICE = """\
@@ -64,7 +65,8 @@ Against the list of errata with which this began, made by hand from separate exp
   s_Am^2 s_Bm^2/s_A is not bounded by one.
 - **2c** is more than a slip in the algebra: with constant losses and A = B = 11^T/n, Lemma 2 itself is false from n = 18.
 - **12.** The omitted cross term alone refutes the one-step inequality, whatever its constants: two nodes are enough.
-- **6.** Restoring n in the last term is not enough: the term with Dy needs n s_B^2 instead of s_B as well, because of 7i.
+- **6.** Restoring n in the last term is not enough: the term with Dy needs n s_B^2 instead of s_B as well, because of
+  7i; two nodes with a slow B show it.
 - **3.** The list has runs with the step .05 not yet on their floor after 2,500 iterations; in our reruns (57,600 samples,
   exponential and ring, n = 4 and 16) they are on it from about 2,000 on. The floors times n agree between n = 4 and 16.
 - **2e** needs the constant 13 instead of 10 in the step. `perron.theorem` uses it, so that its corrected bound has 52 m

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
-from math import inf
+from math import ceil, inf, isnan
 from typing import Any
 
 import numpy as np
 
 from perron import spectral, topologies
+from perron.errors import PerronError
 from perron.graph import FloatArray
 from perron.mixing import Mixing
-from perron.theorem import Mixes
+from perron.theorem import LARGEST_POWER, Mixes, block_bound
 
 Generator = np.random.Generator
 SHORT = 1e-13  # powers of a matrix are followed until they are this close to their limit
@@ -80,8 +81,10 @@ class Pair:
 
     @cached_property
     def mixes(self) -> Mixes:
-        """The numbers of Theorem 1, for blocks of C-tilde steps."""
-        return Mixes.of(self.mixing)
+        """The numbers of Theorem 1, for blocks of C-tilde steps; as `Mixes.of`, from what is known already."""
+        power = min(ceil(block_bound(self.nodes, self.c, self.s_A, self.s_B)), LARGEST_POWER)
+        sums = (spectral.mixing_sum(matrix, power=power).value for matrix in (self.A, self.B))
+        return Mixes(self.nodes, self.c, self.s_A, self.s_B, *sums)
 
     def steps_B(self) -> FloatArray:
         """delta_0 = I - B_inf and delta_j = B^j - B^(j-1)."""
@@ -227,19 +230,21 @@ def worst(
 ) -> Found:
     """Look for the pair with the largest score: ``effort`` pairs of the families and those in ``also``, then half as many
     steps uphill from the worst, each a random change of all weights that is kept if it makes things worse."""
-    best, where, tried = -inf, None, 0
+    found: Found | None = None
+    climbs, tried = effort // 2, 0
+
+    def met(pair: Pair) -> Found:
+        """The pair, if it is the worst so far; otherwise what was."""
+        ratio = score(pair)
+        ratio = inf if isnan(ratio) else ratio  # what cannot be computed must not pass for harmless
+        return Found(ratio, pair, tried) if found is None or ratio > found.ratio else replace(found, tried=tried)
+
     for pair in [*also, *pairs(rng, effort, families)]:
         tried += 1
-        if (ratio := score(pair)) > best or where is None:
-            best, where = ratio, pair
-    found = Found(best, where, tried)  # type: ignore[arg-type]
-    climbs = effort // 2
+        found = met(pair)
+    if found is None:
+        raise PerronError(f"A search needs at least one pair to try; got effort={effort}. Ask for more.")
     for climb in range(climbs):
-        nearby = found.pair.changed(rng, 0.5 * (1 - climb / climbs) + 0.01)
-        ratio = score(nearby)
-        found = (
-            Found(ratio, nearby, found.tried + 1)
-            if ratio > found.ratio
-            else Found(found.ratio, found.pair, found.tried + 1)
-        )
+        tried += 1
+        found = met(found.pair.changed(rng, 0.5 * (1 - climb / climbs) + 0.01))
     return found
