@@ -17,7 +17,6 @@ LAYERS = [
     ["spectral", "authors", "files"],
     ["network", "node", "keyed", "schedule", "data", "options", "peers", "flat", "saved", "augment", "named"],
     ["algorithm", "problem", "pulse", "models", "fetch", "partition"],
-    ["theorem"],
     ["algorithms", "problems", "agreement", "elastic", "wiring", "stripes"],
     ["metrics", "theory", "curvature"],
     ["estimate", "design", "advise"],

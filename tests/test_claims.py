@@ -16,7 +16,7 @@ from perron.claims.practicality import GRAPHS, practicality
 from perron.claims.search import FAMILIES, Pair, worst
 from perron.cli import app
 from perron.errors import PerronError
-from perron.theorem import Mixes
+from perron.theory.theorem import Mixes
 
 LOW = 8  # candidates in a search
 

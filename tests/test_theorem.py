@@ -5,7 +5,15 @@ import pytest
 
 from perron import Mixing, topologies
 from perron.errors import SpectralError
-from perron.theorem import Mixes, TheoremOne, block_bound, block_conditions, gap_bound, mixing_sum_bound, steps_limit
+from perron.theory.theorem import (
+    Mixes,
+    TheoremOne,
+    block_bound,
+    block_conditions,
+    gap_bound,
+    mixing_sum_bound,
+    steps_limit,
+)
 
 # Medians of 30 weightings 1..9, from an independent computation: C-tilde, and the step's limit times L.
 PRACTICALITY = [

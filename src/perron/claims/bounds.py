@@ -15,7 +15,7 @@ import numpy as np
 from perron.claims.claim import Claim, Evidence, judged, within
 from perron.claims.search import Generator, Pair, pairs, worst
 from perron.claims.spectra import compared, product_sums
-from perron.theorem import TheoremOne, block_bound, block_conditions, coefficients, gap_bound, steps_limit
+from perron.theory.theorem import TheoremOne, block_bound, block_conditions, coefficients, gap_bound, steps_limit
 
 LATE = 1e60  # a number of steps at which the leading term is all that is left
 

@@ -48,7 +48,7 @@ PRACTICE = """\
 Medians of {weightings} random integer weightings 1..9. C-tilde is the least block m, and so the least number of steps T,
 about which the theorem says anything; the largest step is its branch 1/(10 c m sqrt(s_B) s_Bm L) at m = C-tilde; the usual
 step is Push-Pull's default in this library, which was found stable on all networks tried; the last column is where, at
-sigma^2 = L Delta, the step's standard branch takes over, with which the leading term is the rate. `perron.theorem`
+sigma^2 = L Delta, the step's standard branch takes over, with which the leading term is the rate. `perron.theory.theorem`
 computes all this, as printed and as corrected: a diagnostic, not a way to choose a step.
 """
 
@@ -69,7 +69,7 @@ Against the list of errata with which this began, made by hand from separate exp
   7i; two nodes with a slow B show it.
 - **3.** The list has runs with the step .05 not yet on their floor after 2,500 iterations; in our reruns (57,600 samples,
   exponential and ring, n = 4 and 16) they are on it from about 2,000 on. The floors times n agree between n = 4 and 16.
-- **2e** needs the constant 13 instead of 10 in the step. `perron.theorem` uses it, so that its corrected bound has 52 m
+- **2e** needs the constant 13 instead of 10 in the step. `perron.theory.theorem` uses it, so that its corrected bound has 52 m
   where the list has 40 m.
 - **7a, 7f, 7g** are tight: given time, the search comes as close to equality as one likes (near 11^T/n; 7g with two nodes).
   The list has .983, .58 and .74.

@@ -12,7 +12,7 @@ from perron.algorithms import PushPull
 from perron.graph import Graph
 from perron.mixing import Mixing
 from perron.network import Network
-from perron.theorem import Mixes, TheoremOne, block_bound, steps_limit
+from perron.theory.theorem import Mixes, TheoremOne, block_bound, steps_limit
 
 GRAPHS: tuple[tuple[str, Callable[[int], Graph]], ...] = (
     ("exponential", lambda _: topologies.exponential(4)),

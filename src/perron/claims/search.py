@@ -14,7 +14,7 @@ from perron import spectral, topologies
 from perron.errors import PerronError
 from perron.graph import FloatArray
 from perron.mixing import Mixing
-from perron.theorem import LARGEST_POWER, Mixes, block_bound
+from perron.theory.theorem import LARGEST_POWER, Mixes, block_bound
 
 Generator = np.random.Generator
 SHORT = 1e-13  # powers of a matrix are followed until they are this close to their limit

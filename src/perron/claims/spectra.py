@@ -14,7 +14,7 @@ from perron import spectral
 from perron.claims.claim import Claim, Evidence, judged, within
 from perron.claims.search import Generator, Pair, hub_weights, norms, worst
 from perron.graph import FloatArray
-from perron.theorem import mixing_sum_bound
+from perron.theory.theorem import mixing_sum_bound
 
 Score = Callable[[Pair], float]
 
