@@ -75,6 +75,45 @@ def check(
         raise typer.Exit(1)
 
 
+@app.command()
+def theorem(
+    network: Annotated[
+        str, typer.Argument(metavar="NAME|FILE", help="A topology, or a .graphml, .edges, .csv or .npz file.")
+    ],
+    nodes: Annotated[
+        int | None, typer.Option("--nodes", "-n", help="How many nodes, of a named topology (default 16).")
+    ] = None,
+    weights: Annotated[str | None, typer.Option(help="Weight rule, as in perron graph.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Seed of random topologies and weights (default 0).")] = None,
+    smoothness: Annotated[float, typer.Option(help="L.")] = 1.0,
+    gap: Annotated[float, typer.Option(help="Delta = f(x_0) - f*.")] = 1.0,
+    noise: Annotated[float, typer.Option(help="sigma.")] = 1.0,
+    steps: Annotated[float, typer.Option(help="T.")] = 1e6,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Theorem 1 for a network, as printed and as corrected: block length, step, bound. Diagnostics: for steps ask perron advise.
+
+    perron paper theorem exponential --nodes 16
+    """
+    from perron.named import named_network
+    from perron.theory.theorem import TheoremOne
+
+    _, mixing, _ = named_network(network, nodes, weights, seed, {}, None)
+    constants = {"smoothness": smoothness, "gap": gap, "noise": noise, "steps": steps}
+    printed, corrected = (TheoremOne.of(mixing, **constants, corrected=which).rows() for which in (False, True))
+    if as_json:
+        sys.stdout.write(json.dumps({"printed": dict(printed), "corrected": dict(corrected)}) + "\n")
+        return
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table("", "as printed", "as corrected", title=Text(f"Theorem 1 on {mixing.name}"))
+    for (label, one), (other, two) in zip(printed, corrected, strict=True):
+        table.add_row(label if label == other else f"{label} / {other}", one, two)
+    Console().print(table)
+
+
 def _write(path: Path, results: list[Result], seed: int, effort: str) -> None:
     from perron.atomic import write_bytes
     from perron.claims.page import page
