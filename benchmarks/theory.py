@@ -244,29 +244,34 @@ def show(kind: str, known: dict[str, Any]) -> None:
 
 LEVELS = """# Stationary levels: predicted and measured
 
-Written by `benchmarks/theory.py levels pages`. Every algorithm that claims linear speedup, on the paper's six topologies with random
-integer weights, n = 4, 8 (grid: 9) and 16; quadratics whose Hessians and minima differ from node to node; at half the largest
-stable step, where finite steps and the network are felt. A cell is the measured level of E|grad f(x-hat)|^2 divided by the exact
-prediction (`theory.stationary`), with its standard error, and in brackets divided by the simple formula,
-c lr tr(H Sigma) / (2n) (`theory.noise_floor`), which knows neither finite steps nor networks nor bias.
+Written by `benchmarks/theory.py levels pages`. Every algorithm that claims linear speedup, on the paper's six
+topologies with random integer weights, n = 4, 8 (grid: 9) and 16; quadratics whose Hessians and minima differ from
+node to node; at half the largest stable step, where finite steps and the network are felt. A cell is the measured
+level of E|grad f(x-hat)|^2 divided by the exact prediction (`theory.stationary`), with its standard error, and in
+brackets divided by the simple formula, c lr tr(H Sigma) / (2n) (`theory.noise_floor`), which knows neither finite
+steps nor networks nor bias.
 
-**{count} levels. Largest deviation from the exact prediction {largest:.1f} %, median {median:.2f} %; standard error of a measurement
-{error:.2f} % (median). {far} of them are more than three standard errors away. The nodes' own distance to the optimum,
-mean_i E|x_i - x*|^2, is within {local:.1f} % of its prediction.** The simple formula is off by a factor of {low:.2f} to {high:.0f};
-the largest are those of biased methods, at whose step the bias is all that is left.
+**{count} levels. Largest deviation from the exact prediction {largest:.1f} %, median {median:.2f} %; standard error
+of a measurement {error:.2f} % (median). {far} of them are more than three standard errors away. The nodes' own
+distance to the optimum, mean_i E|x_i - x*|^2, is within {local:.1f} % of its prediction.** The simple formula is off
+by a factor of {low:.2f} to {high:.0f}; the largest are those of biased methods, at whose step the bias is all that is
+left.
 """
 LIMITS = """# Largest stable steps: predicted and measured
 
-Written by `benchmarks/theory.py limits pages`. Every algorithm that minimises, on three networks (for those that need doubly
-stochastic weights: Metropolis on the undirected graph; for tree methods: spanning trees); quadratics with curvatures from 0.2 to
-1, whose Hessians differ from node to node. A cell is the predicted largest effective step (factor times lr) for which the
-recursion contracts (`theory.stable_lr`), and in brackets between which multiples of it the measured one lies: up to the first,
-errors shrink in a simulation of 6,000 steps; at the second they grow. Half a percent apart is as fine as was looked.
+Written by `benchmarks/theory.py limits pages`. Every algorithm that minimises, on three networks (for those that need
+doubly stochastic weights: Metropolis on the undirected graph; for tree methods: spanning trees); quadratics with
+curvatures from 0.2 to 1, whose Hessians differ from node to node. A cell is the predicted largest effective step
+(factor times lr) for which the recursion contracts (`theory.stable_lr`), and in brackets between which multiples of
+it the measured one lies: up to the first, errors shrink in a simulation of 6,000 steps; at the second they grow. Half
+a percent apart is as fine as was looked.
 
 **All measured limits lie within {widest:.1f} % of the predicted ones.**
 """
-AFTER_LIMITS = """focus_sampled, in which nodes take part at random, is held to its mean square: steps at which E|x|^2 grows in 20,000 trials
-(with one coordinate, and another curvature at each node). Momentum that a network does not bear at any step is halved until it does."""
+AFTER_LIMITS = """
+focus_sampled, in which nodes take part at random, is held to its mean square: steps at which E|x|^2 grows in 20,000
+trials (with one coordinate, and another curvature at each node). Momentum that a network does not bear at any step is
+halved until it does."""
 
 
 def pages() -> None:
@@ -330,7 +335,7 @@ def limits_page(known: dict[str, Any]) -> str:
             shown.append(", ".join(parts) + more)
         lines.append(f"| {name} | {' | '.join(shown)} |")
     lines[0] = LIMITS.format(widest=100 * widest)
-    lines += ["", AFTER_LIMITS]
+    lines += [AFTER_LIMITS]
     return "\n".join(lines) + "\n"
 
 
