@@ -57,11 +57,12 @@ def main() -> None:
 
 def speed_table(n: int, seeds: int, names: list[str], starts: int) -> list[list[str]]:
     problem = mixed_quadratic(n)
-    table = [["topology", "random", "equal", "trees", "balanced", "sum", "rate", "rate, informed", *FACTORS]]
+    table = [["topology", "random", "equal", "equal, ATC", "trees", "balanced", "sum", "rate", "informed", *FACTORS]]
     for name in names:
         graph = perron.topologies.NAMES[name](n)
         random = [steps_needed(problem, perron.Mixing.random_integer(graph, seed=seed)) for seed in range(seeds)]
         equal = steps_needed(problem, perron.Mixing.uniform(graph))
+        other = steps_needed(problem, perron.Mixing.uniform(graph), order="atc")
         trees = steps_needed(problem, perron.Mixing.spanning_trees(graph))
         found = {
             goal: design(graph, goal=goal, curvature=CURVATURES, starts=starts) for goal in ("balanced", "sum", "rate")
@@ -70,7 +71,7 @@ def speed_table(n: int, seeds: int, names: list[str], starts: int) -> list[list[
         steps = [steps_needed(problem, one.mixing) for one in (*found.values(), informed)]
         factors = [interval([taken / ours for taken in random]) for ours in steps[-2:]]
         table.append([
-            name, f"{np.mean(random):.0f}", f"{equal}", f"{trees}", *(f"{ours}" for ours in steps),
+            name, f"{np.mean(random):.0f}", f"{equal}", f"{other}", f"{trees}", *(f"{ours}" for ours in steps),
             *(f"{mean:.1f} +- {half:.1f}" for mean, half in factors),
         ])  # fmt: skip
         show(table[0] if len(table) == 2 else None, table[-1])
@@ -88,16 +89,17 @@ def hessians(problem: perron.problems.Quadratic) -> torch.Tensor:
     return torch.diag_embed(problem.hessians)
 
 
-def steps_needed(problem: perron.problems.Quadratic, mixing: perron.Mixing) -> int:
+def steps_needed(problem: perron.problems.Quadratic, mixing: perron.Mixing, *, order: str = "cta") -> int:
     """Steps until the farthest node is within ACCURACY of the minimiser, measured, at the best step."""
-    best = perron.theory.best_lr(perron.PushPull(), mixing, hessians(problem))
+    algorithm = perron.PushPull(order=order)  # type: ignore[arg-type]
+    best = perron.theory.best_lr(algorithm, mixing, hessians(problem))
     if best is None:
         raise RuntimeError(f"{mixing.name}: no stable step")
     steps = ceil(1.3 * log(ACCURACY / 100) / log(best.rate)) + 100
     while True:
         history = perron.simulate(
             problem,
-            perron.PushPull(),
+            algorithm,
             mixing,
             lr=best.lr,
             steps=steps,
@@ -163,7 +165,7 @@ def interval(values: object) -> tuple[float, float]:
 
 def show(header: list[str] | None, row: list[str]) -> None:
     for line in filter(None, [header, row]):
-        print("  ".join(f"{cell:>16}" for cell in line))
+        print("  ".join(f"{cell:>17}" for cell in line))
     sys.stdout.flush()
 
 
@@ -180,9 +182,10 @@ def measured(speed: list[list[str]], noise: list[list[str]], n: int, seeds: int,
 
 Steps of Push-Pull until all nodes are within {ACCURACY:g} of the minimiser of heterogeneous quadratics (two coordinates with
 curvatures about 0.1 and 1, which differ between nodes by a random factor), {n} nodes, exact gradients; each network at its
-own best step. `random`: the paper's integer weights, mean over {seeds} seeds; `equal`: `Mixing.uniform`; `trees`:
-`Mixing.spanning_trees`; then the goals `balanced`, `sum` and `rate`. The design for `rate` knows the curvatures 0.1, 0.3 and 1,
-not the losses; `informed` is given the nodes' Hessians. Factors have their 95 % interval over the seeds of the random weights.
+own best step. `random`: the paper's integer weights, mean over {seeds} seeds; `equal`: `Mixing.uniform`, also with the order
+`atc`, in which exchanges cannot hide behind the gradient; `trees`: `Mixing.spanning_trees`; then the goals `balanced`, `sum`
+and `rate`. The design for `rate` knows the curvatures 0.1, 0.3 and 1, not the losses; `informed` is given the nodes' Hessians.
+Factors have their 95 % interval over the seeds of the random weights.
 
 {markdown(speed)}
 

@@ -36,26 +36,26 @@ def on_edges(matrix, graph):
 
 @pytest.fixture(scope="module")
 def designs():
-    """Each goal on each graph, from equal weights."""
+    """Each goal on some of the graphs, from equal weights."""
+    on = {"level": ["grid", "k_out"], "rate": ["k_out", "ring"]}
     return {
-        (goal, name): design(graph, goal=goal, starts=1, iterations=50, **options(goal))
+        (goal, name): design(GRAPHS[name], goal=goal, starts=1, iterations=30, **options(goal))
         for goal in FREE
-        for name, graph in GRAPHS.items()
+        for name in on.get(goal, GRAPHS)
     }
 
 
 @pytest.mark.parametrize("goal", FREE)
 def test_a_goal_improves_its_own_measure(designs, goal):
-    found = {name: designs[goal, name] for name in GRAPHS}
-    for one in found.values():
-        assert one.after.value <= one.before.value
-    assert min(one.after.value / max(one.before.value, 1e-300) for one in found.values()) < 0.95
+    found = [one for (which, _), one in designs.items() if which == goal]
+    assert all(one.after.value <= one.before.value for one in found)
+    assert any(one.after.value < 0.95 * one.before.value for one in found)
 
 
 @pytest.mark.parametrize("goal", FREE)
 def test_it_beats_random_weights_too(goal):
     start = perron.Mixing.random_integer(GRAPHS["k_out"], seed=3)
-    found = design(GRAPHS["k_out"], goal=goal, start=start, starts=1, iterations=40, **options(goal))
+    found = design(GRAPHS["k_out"], goal=goal, start=start, starts=1, iterations=15, **options(goal))
     assert found.after.value < found.before.value
     assert found.before.network.c == pytest.approx(perron.Network(start).alignment)
 
@@ -113,7 +113,7 @@ def test_known_optimum_two_nodes():
     # [[1-p, p], [q, 1-q]] has the second eigenvalue 1 - p - q.
     graph = topologies.complete(2)
     start = perron.Mixing([[0.9, 0.1], [0.2, 0.8]], [[0.9, 0.2], [0.1, 0.8]])
-    found = design(graph, goal="fastest", start=start)
+    found = design(graph, goal="fastest", start=start, starts=1)
     assert found.before.value == pytest.approx(0.7)
     assert found.after.value < 1e-6
 

@@ -168,16 +168,17 @@ def design(
 
     * ``"fastest"``: the smallest rho_2 of A and of B. The surrogate is log ||A^K - A_inf||_F / K for K = 4, 32, 256, one after
       the other, which tends to log rho_2. Beware: the fastest matrix is nearly a spanning tree, whose root has nearly all the
-      weight (kappa is then about 1/floor); it agrees fast, on what the root says.
+      weight (kappa grows without bound as the floor falls); it agrees fast, on what the root says, and c may be anything.
     * ``"sum"``: the smallest s of A and of B. The surrogate is sum_i ||A^i - A_inf||_F^2, a Lyapunov equation. The term i = 0
-      is 1 - 2/n + |pi|^2 times n, so that skew costs something.
+      is n - 2 + n |pi|^2, so that skew costs something.
     * ``"alignment"``: the smallest residual eps of Push-Pull under noise, relative to its step: see
       `perron.design.goals.residual`. It is zero exactly where pi_A is uniform, that is, A doubly stochastic, whatever B is; then
       c = 1, too. (A large c gains nothing: lr is divided by it.) Where the pull graph has doubly stochastic weights, A is the
       fastest of them, and B has the smallest s; elsewhere the residual is minimised as it is.
     * ``"level"``: the lowest stationary level (``metric``) of ``algorithm`` under noise at the effective step ``step``, as theory
       predicts it for the given curvatures, with the same noise at all nodes. lr = step / c: at a fixed lr a small c would lower
-      the level, by making smaller steps. For the same reason errors have to shrink (nearly) as fast as at the start.
+      the level, by making smaller steps. For the same reason errors have to shrink at least 95 % as fast
+      as at the start.
     * ``"rate"``: the fastest convergence of ``algorithm`` without noise, for the given curvatures, each candidate at its own best
       step: the spectral radius of the recursion, by the surrogate log ||M^K||_F / K of its matrix M.
     * ``"balanced"``: the fastest doubly stochastic weights; A = B where the graphs are the same.
@@ -194,7 +195,9 @@ def design(
             `Mixing.balanced`, where weights are doubly stochastic).
         iterations: at most so many of L-BFGS-B, for each start and surrogate.
         curvature: a number, several numbers between the smallest and the largest curvature, or (``"rate"`` only) the nodes'
-            Hessians ``(n, d, d)``.
+            Hessians ``(n, d, d)``, such as ``theory.around(problem, noise=False).curvature``.
+        step, metric: for ``"level"``: the effective step, and the metric as `perron.theory.Level` names it.
+        leaf: for ``"leaf"``: the node.
 
     Example:
         >>> import perron
