@@ -129,7 +129,9 @@ class Task:
         """Pairs to begin with: the start, equal weights, half-way to spanning-tree pairs of several roots, and random ones."""
         pull, push = self.patterns
         even = [pull / pull.sum(1, keepdims=True), push / push.sum(0)]
-        found = [self.at_start, even]
+        found = [self.at_start]
+        if not all(np.allclose(a, b) for a, b in zip(found[0], even, strict=True)):
+            found.append(even)
         rng = np.random.default_rng(self.seed)
         roots = np.intersect1d(self.graph.roots(), self.push_graph.reverse().roots())
         for root in [None, *rng.permutation(roots)[: max(0, self.starts // 2 - 1)]]:
@@ -166,16 +168,17 @@ def design(
 
     * ``"fastest"``: the smallest rho_2 of A and of B. The surrogate is log ||A^K - A_inf||_F / K for K = 4, 32, 256, one after
       the other, which tends to log rho_2. Beware: the fastest matrix is nearly a spanning tree, whose root has nearly all the
-      weight (kappa is then about 1/floor); it agrees fast, on what the root says.
+      weight (kappa grows without bound as the floor falls); it agrees fast, on what the root says, and c may be anything.
     * ``"sum"``: the smallest s of A and of B. The surrogate is sum_i ||A^i - A_inf||_F^2, a Lyapunov equation. The term i = 0
-      is 1 - 2/n + |pi|^2 times n, so that skew costs something.
+      is n - 2 + n |pi|^2, so that skew costs something.
     * ``"alignment"``: the smallest residual eps of Push-Pull under noise, relative to its step: see
       `perron.design.goals.residual`. It is zero exactly where pi_A is uniform, that is, A doubly stochastic, whatever B is; then
       c = 1, too. (A large c gains nothing: lr is divided by it.) Where the pull graph has doubly stochastic weights, A is the
       fastest of them, and B has the smallest s; elsewhere the residual is minimised as it is.
     * ``"level"``: the lowest stationary level (``metric``) of ``algorithm`` under noise at the effective step ``step``, as theory
       predicts it for the given curvatures, with the same noise at all nodes. lr = step / c: at a fixed lr a small c would lower
-      the level, by making smaller steps. For the same reason errors have to shrink (nearly) as fast as at the start.
+      the level, by making smaller steps. For the same reason errors have to shrink at least 95 % as fast
+      as at the start.
     * ``"rate"``: the fastest convergence of ``algorithm`` without noise, for the given curvatures, each candidate at its own best
       step: the spectral radius of the recursion, by the surrogate log ||M^K||_F / K of its matrix M.
     * ``"balanced"``: the fastest doubly stochastic weights; A = B where the graphs are the same.
@@ -188,10 +191,13 @@ def design(
 
     Args:
         start: the weights to improve on and to compare with; equal weights by default.
-        floor: smallest weight of an edge, as a share of the equal weight: every weight is at least floor / degree.
+        floor: smallest weight of an edge, as a share of the equal weight: every weight is at least floor / degree (of those of
+            `Mixing.balanced`, where weights are doubly stochastic).
         iterations: at most so many of L-BFGS-B, for each start and surrogate.
         curvature: a number, several numbers between the smallest and the largest curvature, or (``"rate"`` only) the nodes'
-            Hessians ``(n, d, d)``.
+            Hessians ``(n, d, d)``, such as ``theory.around(problem, noise=False).curvature``.
+        step, metric: for ``"level"``: the effective step, and the metric as `perron.theory.Level` names it.
+        leaf: for ``"leaf"``: the node.
 
     Example:
         >>> import perron
@@ -224,7 +230,7 @@ def design(
         return _balanced(task)
     if goal == "symmetric":
         W = fastest_symmetric(_same(task, goal), floor)
-        return _finished(task, goal, [W, W], _larger(spectral.decay_rate), 0)
+        return _constrained(task, goal, [W, W], 0, fits=start.is_symmetric)
     return _leaf(task, int(leaf))  # type: ignore[arg-type]
 
 
@@ -276,13 +282,7 @@ def _balanced(task: Task) -> Design:
     if task.push_graph != task.graph:
         B, more = _fastest_balanced(task, dense(Mixing.balanced(task.push_graph).pull))
         count += more
-    # What is not doubly stochastic at the start cannot be compared: it may well mix faster.
-    note = () if task.start.is_doubly_stochastic else ("the weights before are not doubly stochastic, those after are",)
-    value = _larger(spectral.decay_rate)
-    return Design(
-        "balanced", (mixing := task.mixing("balanced", [A, B])), _measured(task.start, value), _measured(mixing, value),
-        count, note,
-    )  # fmt: skip
+    return _constrained(task, "balanced", [A, B], count, fits=task.start.is_doubly_stochastic)
 
 
 def _fastest_balanced(task: Task, W0: FloatArray) -> tuple[FloatArray, int]:
@@ -372,6 +372,17 @@ def _finished(
     if after.value > before.value:
         return Design(goal, task.start, before, before, evaluations, ("nothing better than the start was found",))
     return Design(goal, mixing, before, after, evaluations)
+
+
+def _constrained(task: Task, goal: str, matrices: list[FloatArray], evaluations: int, *, fits: bool) -> Design:
+    """The fastest of its kind. A start of another kind may well mix faster, and is no match for it."""
+    value = _larger(spectral.decay_rate)
+    if fits:
+        return _finished(task, goal, matrices, value, evaluations)
+    kind = "doubly stochastic" if goal == "balanced" else goal
+    mixing = task.mixing(goal, matrices)
+    note = f"the weights before are not {kind}, those after are"
+    return Design(goal, mixing, _measured(task.start, value), _measured(mixing, value), evaluations, (note,))
 
 
 def _same(task: Task, goal: str) -> Graph:
