@@ -216,14 +216,14 @@ def test_errors_grow_beyond_the_largest_stable_step_only(name):
 def test_extra_push_has_a_lower_end_and_none_on_a_ring():
     algorithm = ALGORITHMS["extra_push"]
     mixing = Mixing.random_integer(topologies.exponential(16), seed=0)
-    problem = still(16)
+    problem = Quadratic(torch.linspace(0.3, 1, 3).double().expand(16, 3), torch.zeros(16, 3).double())
     stable = theory.stable_lr(algorithm, mixing, problem)
     assert stable.lower > 0.05
     middle, last = growth(problem, algorithm, mixing, [0.97 * stable.lower, 1.03 * stable.lower], 6000)
     assert last[0] > middle[0]
     assert last[1] < middle[1]
-    ring, wide = Mixing.random_integer(topologies.ring(10), seed=0), Quadratic.random(10, 4, seed=1)
-    assert theory.stable_lr(algorithm, ring, wide) is None  # curvatures from 0.1 to 1 leave no step
+    ring, wide = Mixing.random_integer(topologies.ring(10), seed=0), torch.linspace(0.05, 1, 5)
+    assert theory.stable_lr(algorithm, ring, wide) is None  # curvatures as different as that leave no step
     assert theory.best_lr(algorithm, ring, wide) is None
 
 
@@ -283,26 +283,23 @@ def test_transient_ends_where_the_curve_is_twice_its_level():
 # ---- horizons
 
 
-def test_the_bound_holds_and_saturates_where_it_says():
-    """Simulated at the best step: the mean of |grad f|^2 over T steps is below the bound, and more nodes than n* gain little."""
-    steps, found = 400, {}
-    for nodes in (1, 4, 16, 64):
-        problem = Quadratic.random(nodes, 3, heterogeneity=0, same_hessian=True, noise_std=1.0, seed=1)
+def test_the_bound_holds_and_nodes_stop_helping_where_it_says():
+    """Simulated at the best step: the mean of |grad f|^2 over T steps is below the bound, and falls up to n* nodes only."""
+    steps, measured = 300, {}
+    for nodes in (1, 4, 64, 256):
+        problem = Quadratic.random(nodes, 3, heterogeneity=0, same_hessian=True, noise_std=0.15, seed=1)
         gap = float(problem.loss(problem.start()[0]) - problem.loss(problem.optimum))
-        horizon = Horizon(nodes=nodes, smoothness=1.0, noise_var=1.0, gap=gap, most=1.0)
+        horizon = Horizon(nodes=nodes, smoothness=1.0, noise_var=0.0225, gap=gap, most=1.0)
         history = simulate(
             problem, CentralizedSGD(), Mixing.uniform(topologies.complete(nodes)), lr=horizon.best_step(steps),
-            steps=steps, every=1, trials=100, metrics=["grad_norm_sq"], progress=False,
+            steps=steps, every=1, trials=30, metrics=["grad_norm_sq"], progress=False,
         )  # fmt: skip
-        measured = float(history.mean("grad_norm_sq")[:-1].mean())
-        assert measured < horizon.error(steps)
-        found[nodes] = measured
-        assert horizon.best_step(steps) == min(
-            np.geomspace(1e-3, 1, 400), key=lambda step: horizon.error(steps, step)
-        ) or horizon.error(steps) <= min(horizon.error(steps, step) for step in np.geomspace(1e-3, 1, 400))
-    assert found[1] / found[4] > 1.4  # below n*: as 1/sqrt(n)
-    star = Horizon(nodes=1, smoothness=1.0, noise_var=1.0, gap=gap, most=1.0).saturation(steps)
-    assert horizon.error(steps, horizon.cap) < 2 * 2 * gap / (horizon.cap * steps) or star > 64
+        measured[nodes] = float(history.mean("grad_norm_sq")[:-1].mean())
+        assert measured[nodes] < horizon.error(steps)
+        assert horizon.error(steps) <= min(horizon.error(steps, step) for step in np.geomspace(1e-3, 1, 200))
+    assert 8 < horizon.saturation(steps) < 64
+    assert measured[1] / measured[4] > 1.5  # below n*: as 1/sqrt(n), 2
+    assert measured[64] / measured[256] < 1.15  # above n*: hardly
 
 
 def test_horizons_are_consistent():

@@ -59,7 +59,9 @@ def advise(
 
     options = parsed(option or [])
     drawn, mixing, notes = named_network(network, nodes, weights, seed, options, push)
-    labels = None if isinstance(drawn, tuple) else [drawn.label(node) for node in range(drawn.nodes)]
+    named = mixing.pull_graph if mixing.has_pull else mixing.push_graph
+    named = named if isinstance(drawn, tuple) else drawn
+    labels = [named.label(node) for node in range(mixing.nodes)]
     is_file = push is not None or "." in network or "/" in network
     needs, more = _needs(mixing, problem, smoothness, noise, gap, steps, dim)
 
@@ -70,7 +72,7 @@ def advise(
     if as_json:
         sys.stdout.write(json.dumps(found.to_dict() | {"notes": [*notes, *more]}) + "\n")
         return
-    _print(found, [*notes, *more])
+    _print(found, [*notes, *more], labels)
 
 
 def _needs(
@@ -116,7 +118,7 @@ def _needs(
     return Needs(steps=steps, **merged), notes  # type: ignore[arg-type]
 
 
-def _print(found: Advice, notes: list[str]) -> None:
+def _print(found: Advice, notes: list[str], labels: list[str]) -> None:
     from rich.box import SIMPLE
     from rich.console import Console
     from rich.table import Table
@@ -138,6 +140,25 @@ def _print(found: Advice, notes: list[str]) -> None:
         "stable lr: the largest (or the interval); lr: the recommended; floor: predicted E|grad f(x-hat)|^2 at that lr;\n"
         "from step: where linear speedup begins; speedup: so many times more steps would a single node need.\n"
     )
+    if found.limits:
+        limits = Table(
+            "matrix",
+            "number",
+            "its value",
+            "link that matters most",
+            "slope",
+            "node",
+            box=SIMPLE,
+            title="What limits it",
+        )
+        for limit in found.limits:
+            value = found.metrics.c if limit.what == "c" else getattr(getattr(found.metrics, limit.side), limit.what)
+            link = f"{labels[limit.source]} -> {labels[limit.target]}"
+            limits.add_row(limit.side, limit.what, f"{value:.4g}", link, f"{limit.slope:+.3g}", labels[limit.node])
+        console.print(limits)
+        console.print(
+            "slope: of the number, by weight that the link is given; node: whose choice of weights matters most to the number.\n"
+        )
     for line in [*found.words, *notes]:
         console.print(f"- {line}", highlight=False, markup=False)
 
