@@ -77,6 +77,21 @@ def test_push_pull_is_chosen_unless_another_is_clearly_better():
     assert later.chosen.speedup == pytest.approx(10, rel=0.01)
 
 
+def test_pull_only_methods_that_start_wildly_are_not_chosen():
+    """On a ring with light self-loops diag(A^t) is tiny at first: FROST blows up before it converges, and is not advised."""
+    n = 8
+    A = 0.1 * np.eye(n) + 0.9 * np.roll(np.eye(n), 1, axis=0)
+    advice = advise(Mixing(A, A), algorithms=["frost", "push_pull"])
+    assert "wild start" in fit(advice, "frost").remark
+    assert advice.chosen.name == "push_pull"
+    problem = Quadratic.random(n, 2, seed=1)
+    curve = simulate(
+        problem, ALGORITHMS["frost"], Mixing(A, A), lr=fit(advice, "frost").lr, steps=60, every=1, progress=False
+    ).mean("grad_norm_sq")
+    assert curve.max() > 1e3 * curve[0]
+    assert "wild" not in fit(advise(FOUR, algorithms=["frost"]), "frost").remark
+
+
 def test_a_family_has_a_best_size(monkeypatch):
     def ring(nodes):
         return Mixing.random_integer(topologies.ring(nodes), seed=0)

@@ -22,11 +22,11 @@ from perron.errors import PerronError
 from perron.mixing import Mixing
 from perron.network import Network
 from perron.node import Counting, Side
-from perron.spectral import describe
+from perron.spectral import describe, period_product
 from perron.theory import Stable, stable_lr
 from perron.theory.horizon import Horizon, crossover
 from perron.theory.levels import Around, level_of
-from perron.theory.recursion import recursion
+from perron.theory.recursion import dense, recursion
 from perron.theory.sensitivity import LARGEST as SENSITIVE_UP_TO
 from perron.theory.sensitivity import sensitivity
 from perron.theory.stability import matrix_node
@@ -34,6 +34,7 @@ from perron.theory.stability import matrix_node
 CANDIDATES = ("push_pull", "push_pull_pu", "add_opt", "push_diging", "frost", "pull_diag_gt", "stpp")
 DOUBLY = ("aug_dgm", "exact_diffusion")  # further ones where the weights are doubly stochastic
 EXACT_UP_TO = 48  # nodes; beyond, stable steps come from the tested rule
+WILD = 1e-3  # of its limit: where diag(A^t) gets as small as that, gradients are blown up a thousandfold
 BETTER = 0.8  # what the error of another algorithm must be times that of Push-Pull for us to prefer it
 
 
@@ -178,7 +179,9 @@ def _bytes(algorithm: Algorithm, network: Network, needs: Needs) -> tuple[float,
 def _remark(algorithm: Algorithm, network: Network) -> str:
     kind = algorithm.about.matrices
     if kind == "A":
-        return f"n min pi_A = {network.nodes * float(network.pull_perron.min()):.3g}"
+        scale = f"n min pi_A = {network.nodes * float(network.pull_perron.min()):.3g}"
+        least = least_share(network)
+        return f"{scale}; wild start: diag(A^t) falls to {least:.0e} of its limit" if least < WILD else scale
     if kind == "B":
         return f"n min pi_B = {network.nodes * float(network.push_perron.min()):.3g}"
     if kind == "R C":
@@ -188,9 +191,22 @@ def _remark(algorithm: Algorithm, network: Network) -> str:
     return ""
 
 
+def least_share(network: Network) -> float:
+    """The least that diag(A^t) is of its limit pi_A: pull-only methods divide gradients by it, and start wildly where it is tiny.
+
+    It is tiny where walks take long to come back and self-loops are light: on a ring of n nodes, for instance, about a_ii^(n-1).
+    """
+    A = dense(period_product(network.mixing, "pull"))
+    power, least = A, 1.0
+    for _ in range(4 * network.nodes):
+        least = min(least, float((power.diagonal() / network.pull_perron).min()))
+        power = power @ A
+    return least
+
+
 def _choice(fits: tuple[Fit, ...]) -> Fit | None:
-    """Push-Pull in the paper's order, unless another one's bound is clearly lower; then the lowest."""
-    working = [fit for fit in fits if fit.works]
+    """Push-Pull in the paper's order, unless another one's bound is clearly lower; then the lowest. None that starts wildly."""
+    working = [fit for fit in fits if fit.works and "wild" not in fit.remark] or [fit for fit in fits if fit.works]
     if not working:
         return None
     lowest = min(working, key=lambda fit: (fit.error or inf, fit.bytes_per_step or inf))
