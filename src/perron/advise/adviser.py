@@ -181,7 +181,7 @@ def _remark(algorithm: Algorithm, network: Network) -> str:
     if kind == "A":
         scale = f"n min pi_A = {network.nodes * float(network.pull_perron.min()):.3g}"
         least = least_share(network)
-        return f"{scale}; wild start: diag(A^t) falls to {least:.0e} of its limit" if least < WILD else scale
+        return f"{scale}; wild start, {least:.0e}" if least < WILD else scale
     if kind == "B":
         return f"n min pi_B = {network.nodes * float(network.push_perron.min()):.3g}"
     if kind == "R C":

@@ -26,6 +26,12 @@ def sentences(advice: Advice, mixing: Mixing, labels: Sequence[str]) -> list[str
                 f"{which} weight there lowers rho_2 fastest, by {abs(limit.slope) / 10:.2g} for a tenth; of all nodes, the "
                 f"weights that node {labels[limit.node]} chooses matter most."
             )
+    if wild := [fit for fit in advice.fits if "wild start" in fit.remark]:
+        said.append(
+            f"{', '.join(fit.name for fit in wild)}: wild start. Gradients are divided by diag(A^t), which here falls to "
+            f"{wild[0].remark.rpartition(' ')[2]} of its limit before it settles: errors grow by as much first. Give "
+            "self-loops more weight."
+        )
     chosen = advice.chosen
     if chosen is None:
         return [*said, "None of the algorithms looked at works on this network; see why in the table."]
