@@ -406,3 +406,18 @@ def test_command_line(tmp_path):
     assert found["after"]["value"] == pytest.approx(found["after"]["pull"]["rho_2"])
     done = runner.invoke(app, ["design", "one_peer_exponential", "--nodes", "4"])
     assert isinstance(done.exception, PerronError)
+
+
+def test_command_that_chooses_links(tmp_path):
+    rates = np.full((4, 4), 5.0)
+    rates[0, 1] = rates[2, 3] = 0.01
+    np.savetxt(tmp_path / "rates.csv", rates, delimiter=",")
+    out = tmp_path / "network.graphml"
+    done = CliRunner().invoke(app, ["links", str(tmp_path / "rates.csv"), "--degree", "2", "--out", str(out)])
+    assert done.exit_code == 0, done.output
+    graph = perron.read_graph(out)
+    assert graph.is_strongly_connected
+    assert (1, 0) not in map(tuple, graph.edges.tolist())
+    assert "slowest link, chosen" in done.output
+    done = CliRunner().invoke(app, ["links", str(tmp_path / "none.csv")])
+    assert isinstance(done.exception, PerronError)

@@ -28,6 +28,7 @@ app.add_typer(data_cli.app, name="data")
 app.add_typer(paper_cli.app, name="paper")
 app.command()(advise_cli.advise)
 app.command()(design_cli.design)
+app.command()(design_cli.links)
 _debug = False
 
 

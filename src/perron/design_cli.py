@@ -13,6 +13,39 @@ from perron.errors import PerronError
 from perron.named import named_network, parsed
 
 
+def links(
+    rates: Annotated[
+        Path,
+        typer.Argument(
+            metavar="FILE", help="Link rates: a .csv matrix, [i, j] the rate at which i receives from j, or edges."
+        ),
+    ],
+    degree: Annotated[int, typer.Option(min=1, help="How many others a node may hear, and how many may hear it.")] = 3,
+    message: Annotated[float, typer.Option(help="Size of a message, in the unit of the rates.")] = 1.0,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the search.")] = 0,
+    out: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write the digraph (.graphml, .edges, .csv, .npz).")
+    ] = None,
+) -> None:
+    """Choose a digraph from measured link rates: slow links are left out, degrees are bounded, the rest mixes well.
+
+    perron links rates.csv --degree 3 --out network.graphml
+    """
+    from perron.design import choose_graph
+    from perron.files import read_graph, read_matrix, write_graph
+    from perron.graph import Graph
+
+    matrix, labels = read_matrix(rates).toarray(), read_graph(rates).labels
+    found = choose_graph(matrix, degree=degree, message=message, seed=seed, name=rates.stem)
+    lines = [str(found)]
+    if out is not None:
+        named = Graph(found.graph.nodes, found.graph.edges, labels=labels, name=found.graph.name)
+        lines.append(f"written to {write_graph(named, out)}")
+    else:
+        lines.append("links: " + ", ".join(f"{source} -> {target}" for source, target in found.graph.edges.tolist()))
+    sys.stdout.write("\n".join(lines) + "\n")
+
+
 def design(
     network: Annotated[
         str, typer.Argument(metavar="NAME|FILE", help="A topology, or a .graphml, .edges, .csv or .npz file.")
