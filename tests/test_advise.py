@@ -13,6 +13,7 @@ from perron.advise import Needs, advise
 from perron.cli import app
 from perron.errors import PerronError
 from perron.problems import Logistic, Quadratic
+from perron.spectral import decay_rate
 
 FOUR = Mixing.random_integer(topologies.exponential(4), seed=0)
 
@@ -70,7 +71,7 @@ def test_push_pull_is_chosen_unless_another_is_clearly_better():
     ring = advise(Mixing.random_integer(topologies.ring(10), seed=0), Needs(steps=5_000))
     assert ring.chosen.name == "stpp"  # it bears far larger steps
     assert fit(ring, "stpp").error < 0.8 * fit(ring, "push_pull").error
-    assert any("bears steps" in line for line in ring.words)
+    assert any("push-pull has a bound" in line and "times the step" in line for line in ring.words)
     # The longer one trains, the less the network matters.
     later = advise(Mixing.random_integer(topologies.ring(10), seed=0), Needs(steps=10_000_000))
     assert later.chosen.name == "push_pull"
@@ -119,8 +120,11 @@ def test_what_cannot_be_used_says_why():
 def test_constants_are_checked():
     with pytest.raises(PerronError, match="smoothness must be a positive number; got 0"):
         Needs(smoothness=0)
-    with pytest.raises(PerronError, match="noise must not be negative; got -1"):
+    with pytest.raises(PerronError, match="noise_var must be a number that is not negative; got -1"):
         Needs(noise_var=-1)
+    for bad in ({"wire": 0}, {"dim": 2.5}, {"steps": float("inf")}, {"smoothness": float("nan")}):
+        with pytest.raises(PerronError, match=r"must be|whole number"):
+            Needs(**bad)
     with pytest.raises(PerronError, match="no algorithm 'adam'"):
         advise(FOUR, algorithms=["adam"])
     with pytest.raises(PerronError, match="minimises nothing"):
@@ -131,9 +135,56 @@ def test_constants_are_checked():
 def test_large_and_time_varying_networks():
     advice = advise(Mixing.uniform(topologies.exponential(64)), algorithms=["push_pull", "stpp"])
     assert not advice.chosen.exact
-    assert any("from the tested rule" in line for line in advice.words)
-    varying = advise(Mixing.uniform(topologies.one_peer_exponential(4)), algorithms=["push_pull"])
-    assert varying.chosen.stable.upper > 0
+    assert advice.chosen.level_local is None
+    assert any("the tested default rule" in line for line in advice.words)
+    mixing = Mixing.uniform(topologies.one_peer_exponential(8))
+    varying = advise(mixing, Needs(dim=37, wire=8), algorithms=["push_pull", "stpp"])
+    assert "varies in time" in fit(varying, "stpp").refusal
+    assert any("varies in time" in line for line in varying.words)
+    history = simulate(
+        Quadratic.random(8, 37), PushPull(), mixing, lr=0.01, steps=3, metrics=["bytes_sent"], every=1, progress=False
+    )
+    assert varying.chosen.bytes_per_step == pytest.approx(float(history.mean("bytes_sent")[3]) / 3)
+
+
+def test_methods_without_a_bound_are_shown_but_not_preferred():
+    advice = advise(FOUR, algorithms=["push_pull", "sgp", "focus_sampled", "centralized"])
+    assert fit(advice, "sgp").error is fit(advice, "focus_sampled").error is None
+    assert "biased" in fit(advice, "sgp").remark
+    assert "at random" in fit(advice, "focus_sampled").remark
+    assert fit(advice, "centralized").bytes_per_step is None
+    assert advise(FOUR, algorithms=["sgp", "push_pull"]).chosen.name == "push_pull"
+    assert advise(FOUR, algorithms="sgp").chosen.name == "sgp"
+
+
+def test_one_node_and_no_noise():
+    one = advise(Mixing.uniform(topologies.complete(1)), algorithms=["push_pull"])
+    assert one.chosen.lr > 0
+    assert not any("nodes do what one does" in line for line in one.words)
+    quiet = advise(Network(FOUR), Needs(noise_var=0.0), labels=list("abcd"))
+    assert quiet.chosen.transient == np.inf
+    json.dumps(quiet.to_dict(), allow_nan=False)
+    with pytest.raises(PerronError, match="4 nodes need as many labels; got 1"):
+        advise(FOUR, labels=["a"])
+
+
+def test_slow_rings_have_a_step_too():
+    ring = Mixing.uniform(topologies.ring(32))
+    advice = advise(ring, algorithms=["push_pull"])
+    assert 0 < advice.chosen.stable.upper < 1e-3
+    assert theory.rate(PushPull(), ring, 0.9 * advice.chosen.stable.upper, 1.0) < 1
+
+
+def test_what_limits_a_network_is_tried_out():
+    """The change that is promised is what really comes out; where several modes are equally slow, none is promised."""
+    advice = advise(FOUR, algorithms=["push_pull"])
+    limit = next(one for one in advice.limits if one.side == "pull" and one.what == "rho_2")
+    moved = np.array(FOUR.pull)
+    weight = moved[limit.target, limit.source]
+    moved[limit.target, limit.source] += 0.1 if limit.slope < 0 else -min(0.1, weight / 2)
+    assert limit.moved == pytest.approx(decay_rate(moved / moved.sum(1, keepdims=True)))
+    tied = advise(Mixing.uniform(topologies.exponential(4)), algorithms=["push_pull"])
+    assert not any(limit.what == "rho_2" for limit in tied.limits)
 
 
 def test_the_recommended_step_works_on_logistic_regression():
@@ -209,7 +260,9 @@ def test_command_on_bad_files(tmp_path):
     assert "words.csv" in run(tmp_path / "words.csv", code=1)
     assert "did you mean ring" in run("rign", code=1)
     assert "there is no problem" in run("ring", "--nodes", 4, "--problem", "chess", code=1)
-    assert "standard deviation" in run("ring", "--nodes", 4, "--noise", -1, code=1)
+    for noise in (-1, "nan", "inf", 1e200):
+        assert "standard deviation" in run("ring", "--nodes", 4, "--noise", noise, code=1)
+    assert "gap must be a positive number" in run("ring", "--nodes", 4, "--gap", 1e308, code=1)
 
 
 def test_printing_it_gives_a_table():

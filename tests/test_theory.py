@@ -85,6 +85,55 @@ def test_the_recursion_is_what_runs(name):
     )
 
 
+@pytest.mark.parametrize("name", ["push_pull", "push_pull_pu", "extra_push", "frost", "exact_diffusion", "focus"])
+def test_the_unit_of_the_loss_does_not_matter(name):
+    """Losses times 1e12 and lr over 1e12: the same run. So are limits and levels, down to tiny steps."""
+    algorithm = ALGORITHMS[name]
+    mixing = network_for(algorithm)
+    one = theory.stable_lr(algorithm, mixing, 1.0)
+    for scale in (1e-12, 1e12):
+        assert theory.stable_lr(algorithm, mixing, scale).upper * scale == pytest.approx(one.upper, rel=1e-6)
+    problem, network = Quadratic.random(5, 2, noise_std=0.5, seed=1), Network(mixing)
+    if one.lower == 0:
+        tiny = 1e-9 / algorithm.effective_step(network)
+        simple = theory.noise_floor(problem, 1e-9)
+        assert theory.stationary(problem, algorithm, network, tiny).grad_norm_sq == pytest.approx(simple, rel=1e-3)
+
+
+def test_lr_that_does_more_than_multiply_gradients_is_refused():
+    class Shrinking(CentralizedSGD):
+        def step(self, state, node, lr):
+            grad = yield state.x
+            return ModelState((1 - lr * 0.5) * state.x - lr * node.mean(grad).wait())
+
+    with pytest.raises(PerronError, match="does more with lr than multiply gradients"):
+        theory.stable_lr(Shrinking(), WEIGHTS, 1.0)
+
+
+def test_periods_of_pull_and_push_may_differ():
+    """Two pulls and three pushes are a period of six, the same as both written out."""
+    made = [np.array(Mixing.random_integer(GRAPH, seed=seed).pull) for seed in range(2)]
+    pushed = [np.array(Mixing.random_integer(GRAPH, seed=seed).push) for seed in range(3)]
+    short, long = Mixing(made, pushed), Mixing(made * 3, pushed * 2)
+    assert short.period == long.period == 6
+    for order in ("cta", "pu"):
+        limits = [theory.stable_lr(PushPull(order=order), mixing, 1.0).upper for mixing in (short, long)]
+        assert limits[0] == pytest.approx(limits[1], rel=1e-6)
+
+
+def test_threads_are_given_back():
+    from perron.theory.recursion import one_thread
+
+    before = torch.get_num_threads()
+    first, second = one_thread(), one_thread()
+    first.__enter__()
+    second.__enter__()
+    first.__exit__(None, None, None)
+    assert torch.get_num_threads() == 1
+    second.__exit__(None, None, None)
+    assert torch.get_num_threads() == before
+
+
 def test_what_is_not_linear_is_refused():
     class Clipped(CentralizedSGD):
         def step(self, state, node, lr):
@@ -194,8 +243,25 @@ def test_unknown_things_are_said():
         theory.stationary(plain, PushPull(), WEIGHTS, 0.1)
     with pytest.raises(PerronError, match=r"unstable: its spectral radius is .*stable_lr"):
         theory.stationary(Quadratic.random(5, 2, noise_std=0.1), PushPull(), WEIGHTS, 5.0)
-    with pytest.raises(PerronError, match="curvature is a positive number"):
-        theory.stable_lr(PushPull(), WEIGHTS, -1.0)
+    for curvature in (-1.0, "steep", torch.empty(0), torch.ones(5, 2, 3), torch.ones(4, 2, 2)):
+        with pytest.raises(PerronError, match="curvature is a positive number"):
+            theory.stable_lr(PushPull(), WEIGHTS, curvature)
+    with pytest.raises(PerronError, match="The problem has 4 nodes, the network 5"):
+        theory.stable_lr(PushPull(), WEIGHTS, plain)
+    for lr in (0.0, -1.0, float("nan")):
+        with pytest.raises(PerronError, match="lr must be a positive number"):
+            theory.rate(PushPull(), WEIGHTS, lr, 1.0)
+        with pytest.raises(PerronError, match="lr must be a positive number"):
+            theory.stationary(Quadratic.random(5, 2, noise_std=0.1), PushPull(), WEIGHTS, lr)
+    with pytest.raises(PerronError, match="effective step is a positive number; got -1"):
+        theory.noise_floor(plain, -1.0)
+    with pytest.raises(PerronError, match="no push matrix"):
+        theory.stable_lr(PushPull(), Mixing(pull=WEIGHTS.pull), 1.0)
+    with pytest.raises(PerronError, match="A network is a Mixing or a Network; got 5"):
+        theory.stable_lr(PushPull(), 5, 1.0)
+    # What has no curvature does not count.
+    flat = theory.stable_lr(PushPull(), WEIGHTS, torch.tensor([1.0, 1e-12, 0.0]))
+    assert flat == theory.stable_lr(PushPull(), WEIGHTS, 1.0)
 
 
 # ---- stability
@@ -316,6 +382,9 @@ def test_horizons_are_consistent():
     assert crossover(ring[:2], 1e9) is None
     with pytest.raises(PerronError, match="gap must be positive; got 0"):
         Horizon(nodes=2, smoothness=1.0, noise_var=1.0, gap=0.0, most=1.0)
+    for bad in (lambda: horizon.error(0), lambda: horizon.best_step(-1), lambda: horizon.error(10, 0.0)):
+        with pytest.raises(PerronError, match="must be positive"):
+            bad()
     with pytest.raises(PerronError, match="at least one network"):
         crossover([], 10)
 
@@ -356,6 +425,13 @@ def test_sensitivity_refuses_what_it_cannot_do():
         sensitivity(Mixing.uniform(topologies.one_peer_exponential(8)), "pull")
     with pytest.raises(PerronError, match="no push matrix"):
         sensitivity(Mixing(pull=WEIGHTS.pull), "push")
+    with pytest.raises(PerronError, match="'pull' or 'push'; got 'both'"):
+        sensitivity(WEIGHTS, "both")
+    with pytest.raises(PerronError, match="rho_2, s and c; got 'kappa'"):
+        sensitivity(WEIGHTS, "pull").steepest("kappa")
+    with pytest.raises(PerronError, match="no derivative"):
+        sensitivity(Mixing.uniform(topologies.exponential(4)), "pull").steepest()
+    assert sensitivity(Mixing.random_integer(topologies.ring(64), seed=0), "pull").s is None  # too slow to sum
 
 
 def test_checks_and_theory_agree_on_momentum():

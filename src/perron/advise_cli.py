@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from math import isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -87,8 +88,8 @@ def _needs(
     """The constants: those given, those of a problem, or one."""
     from perron.advise import Needs
 
-    if noise is not None and noise < 0:
-        raise PerronError(f"--noise is a standard deviation, not negative; got {noise}.")
+    if noise is not None and not 0 <= noise < 1e150:
+        raise PerronError(f"--noise is a standard deviation, a number that is not negative; got {noise}.")
     given = {
         "smoothness": smoothness,
         "noise_var": None if noise is None else noise**2,
@@ -166,11 +167,12 @@ def _print(found: Advice, notes: list[str], labels: list[str]) -> None:
 def _row(fit: Fit, *, bold: bool) -> list[str]:
     name = f"[bold]{fit.name}[/bold]" if bold else fit.name
     if not fit.works or fit.stable is None:
-        short = fit.refusal.split(";")[0].split(". ")[0] or "no stable step"
-        return [name, fit.family, "-", "-", "-", "-", "-", "-", short]
+        return [name, fit.family, "-", "-", "-", "-", "-", "-", fit.refusal or "no stable step"]
     stable = f"{fit.stable.upper:.4g}" if fit.stable.lower == 0 else f"{fit.stable.lower:.3g} .. {fit.stable.upper:.3g}"
-    travels = fit.bytes_per_step or 0.0
+    counts = {"transient": fit.transient, "bytes": fit.bytes_per_step}
+    shown = {name: "-" if value is None or not isfinite(value) else f"{value:,.0f}" for name, value in counts.items()}
+    speedup = "-" if fit.speedup is None or shown["transient"] == "-" else f"{fit.speedup:.3g}"
     return [
         name, fit.family, stable if fit.exact else f"~ {stable}", f"{fit.lr:.4g}", f"{fit.level:.3g}",
-        f"{fit.transient:,.0f}", f"{fit.speedup:.3g}", f"{travels:,.0f}", fit.remark,
+        shown["transient"], speedup, shown["bytes"], fit.remark,
     ]  # fmt: skip

@@ -211,10 +211,10 @@ def _check(about: About, mixing: Mixing) -> None:
             mixing.check_self_loops()
         except MixingError as error:
             raise MixingError(f"{about.title}: {error}") from None
-    if kind == "R C" and not _is_tree_pair(mixing):
+    if kind == "R C" and not is_tree_pair(mixing):
         refuse("a spanning-tree pair", "Use Mixing.spanning_trees(graph).")
 
 
-def _is_tree_pair(mixing: Mixing) -> bool:
+def is_tree_pair(mixing: Mixing) -> bool:
     """Whether every node listens to one node and speaks to one node, with one common root."""
     return len(mixing.pull_graph.edges) == len(mixing.push_graph.edges) == mixing.nodes - 1

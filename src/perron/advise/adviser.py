@@ -16,17 +16,18 @@ import torch
 
 from perron.advise.records import Advice, Fit, Limit, Needs
 from perron.advise.words import sentences
-from perron.algorithm import Algorithm, advance
+from perron.algorithm import Algorithm, advance, is_tree_pair
 from perron.algorithms import ALGORITHMS
-from perron.errors import PerronError
+from perron.errors import MixingError, PerronError
 from perron.mixing import Mixing
 from perron.network import Network
 from perron.node import Counting, Side
-from perron.spectral import describe, period_product
+from perron.spectral import decay_rate, describe, period_product
+from perron.stochastic import Matrix
 from perron.theory import Stable, stable_lr
 from perron.theory.horizon import Horizon, crossover
 from perron.theory.levels import Around, level_of
-from perron.theory.recursion import dense, recursion
+from perron.theory.recursion import dense, unit_recursion
 from perron.theory.sensitivity import LARGEST as SENSITIVE_UP_TO
 from perron.theory.sensitivity import sensitivity
 from perron.theory.stability import matrix_node
@@ -39,7 +40,7 @@ BETTER = 0.8  # what the error of another algorithm must be times that of Push-P
 
 
 def advise(
-    mixing: Mixing,
+    mixing: Mixing | Network,
     needs: Needs | None = None,
     *,
     algorithms: Sequence[str] | None = None,
@@ -64,6 +65,12 @@ def advise(
         ('push_pull', 8.0)
     """
     needs = needs or Needs()
+    if isinstance(mixing, Network):
+        mixing = mixing.mixing
+    if isinstance(algorithms, str):
+        algorithms = [algorithms]
+    if labels is not None and len(labels) != mixing.nodes:
+        raise PerronError(f"{mixing.nodes} nodes need as many labels; got {len(labels)}.")
     metrics = describe(mixing)
     asked = tuple(algorithms) if algorithms else CANDIDATES + (DOUBLY if mixing.is_doubly_stochastic else ())
     for name in asked:
@@ -76,7 +83,7 @@ def advise(
     limits = _limits(mixing)
     sizes: tuple[tuple[int, float], ...] = ()
     where = None
-    if chosen is not None and family is not None:
+    if chosen is not None and chosen.error is not None and family is not None and 1 < mixing.nodes <= EXACT_UP_TO:
         where, sizes = _crossover(chosen.name, mixing.nodes, family, needs)
     advice = Advice(
         metrics=metrics, needs=needs, fits=fits, chosen=chosen, limits=limits, crossover=where, family=sizes, words=()
@@ -102,8 +109,7 @@ def _fit(name: str, given: Mixing, needs: Needs) -> Fit:
         stable = stable_lr(algorithm, network, needs.smoothness)
     else:
         stable = Stable(0.0, 2 * algorithm.default_lr(network, needs.smoothness))
-    travels, links = _bytes(algorithm, network, needs)
-    fit = replace(nobody, stable=stable, exact=exact, bytes_per_step=travels, links=links)
+    fit = replace(nobody, stable=stable, exact=exact, bytes_per_step=_bytes(algorithm, network, needs))
     fit = replace(fit, remark=_remark(algorithm, network))
     if stable is None:
         return replace(fit, refusal="no step is stable on this network")
@@ -112,32 +118,39 @@ def _fit(name: str, given: Mixing, needs: Needs) -> Fit:
     horizon = _horizon(network.nodes, most, needs)
     step = max(horizon.best_step(needs.steps), stable.lower * factor * 1.1)
     lr = step / factor
-    level = local = step * needs.smoothness * needs.noise_var / (2 * network.nodes)
+    level, local, bounded = step * needs.smoothness * needs.noise_var / (2 * network.nodes), None, about.exact
     if exact:
         near = Around(
             torch.tensor([needs.smoothness], dtype=torch.float64),
             torch.zeros(network.nodes, 1, dtype=torch.float64),
             torch.full((network.nodes, 1), needs.noise_var, dtype=torch.float64),
         )
-        found = level_of(recursion(algorithm, network, lr), near)
+        known = unit_recursion(algorithm, network)
+        found = level_of(known, near, lr)
         level, local = found.grad_norm_sq, needs.smoothness**2 * found.distance_sq_local
+        bounded = bounded and not known.fluctuations
+    fit = replace(fit, lr=lr, step=step, level=level, level_local=local)
+    if not bounded:
+        why = "nodes take part at random" if about.exact else "biased by O(lr)"
+        return replace(fit, remark=f"{why}: no bound" + (f"; {fit.remark}" if fit.remark else ""))
     bound = horizon.error(needs.steps, step)
     return replace(
-        fit, lr=lr, step=step, level=level, level_local=local, error=bound, transient=horizon.transient,
-        speedup=_speedup(bound, needs), saturation=horizon.saturation(needs.steps),
-    )  # fmt: skip
+        fit,
+        error=bound,
+        transient=horizon.transient,
+        speedup=_speedup(bound, needs),
+        saturation=horizon.saturation(needs.steps),
+    )
 
 
 def _for(algorithm: Algorithm, mixing: Mixing) -> Mixing:
     """The network that an algorithm asks for: trees are made of the links that there are."""
-    if algorithm.about.matrices != "R C" or (mixing.has_pull and mixing.has_push and _is_tree(mixing)):
+    if algorithm.about.matrices != "R C" or (mixing.has_pull and mixing.has_push and is_tree_pair(mixing)):
         return mixing
+    if mixing.period > 1:
+        raise MixingError("Trees need links that are always there; this network varies in time.")
     pull = mixing.pull_graph if mixing.has_pull else mixing.push_graph
     return Mixing.spanning_trees(pull, mixing.push_graph if mixing.has_push else pull)
-
-
-def _is_tree(mixing: Mixing) -> bool:
-    return len(mixing.pull_graph.edges) == len(mixing.push_graph.edges) == mixing.nodes - 1
 
 
 def _horizon(nodes: int, most: float, needs: Needs) -> Horizon:
@@ -156,13 +169,16 @@ def _speedup(error: float, needs: Needs) -> float:
     return high / needs.steps
 
 
-def _bytes(algorithm: Algorithm, network: Network, needs: Needs) -> tuple[float, int]:
-    """Bytes that travel over all links in a step, counted in a step of the algorithm; and over how many links."""
+def _bytes(algorithm: Algorithm, network: Network, needs: Needs) -> float | None:
+    """Bytes that travel over all links in a step, counted in a step of the algorithm; of one that varies in time, the mean.
+
+    None for methods with a server, whose messages do not go along the network's links.
+    """
+    if algorithm.about.matrices == "-":
+        return None
     dims = (network.nodes + 5, network.nodes + 6)  # what is sent is affine in d; no other vector has these lengths
-    edges: dict[Side, int] = {
-        "pull": len(network.mixing.pull_graph.edges) if network.mixing.has_pull else 0,
-        "push": len(network.mixing.push_graph.edges) if network.mixing.has_push else 0,
-    }
+    pulls, pushes = network.mixing.sequences
+    edges: dict[Side, float] = {"pull": _links(pulls), "push": _links(pushes)}
     totals = []
     for d in dims:
         node = Counting(matrix_node(network), wire=needs.wire)
@@ -171,9 +187,13 @@ def _bytes(algorithm: Algorithm, network: Network, needs: Needs) -> tuple[float,
         advance(algorithm, state, node, 0.0, torch.zeros_like)
         totals.append(sum(node.bytes[side] * edges[side] for side in edges))
     each = totals[1] - totals[0]
-    if needs.dim is None:
-        return each / needs.wire, sum(edges.values())
-    return totals[0] + each * (needs.dim - dims[0]), sum(edges.values())
+    return each / needs.wire if needs.dim is None else totals[0] + each * (needs.dim - dims[0])
+
+
+def _links(matrices: Sequence[Matrix]) -> float:
+    """How many links are used in a step, on average over a period."""
+    counts = [int((dense(matrix) > 0).sum() - (dense(matrix).diagonal() > 0).sum()) for matrix in matrices]
+    return sum(counts) / len(counts) if counts else 0.0
 
 
 def _remark(algorithm: Algorithm, network: Network) -> str:
@@ -206,7 +226,8 @@ def least_share(network: Network) -> float:
 
 def _choice(fits: tuple[Fit, ...]) -> Fit | None:
     """Push-Pull in the paper's order, unless another one's bound is clearly lower; then the lowest. None that starts wildly."""
-    working = [fit for fit in fits if fit.works and "wild" not in fit.remark] or [fit for fit in fits if fit.works]
+    working = [fit for fit in fits if fit.works]
+    working = [fit for fit in working if fit.error is not None and "wild" not in fit.remark] or working
     if not working:
         return None
     lowest = min(working, key=lambda fit: (fit.error or inf, fit.bytes_per_step or inf))
@@ -227,8 +248,17 @@ def _limits(mixing: Mixing) -> tuple[Limit, ...]:
                 continue
             source, target, slope = slopes.steepest(what)
             node = int(np.argmax(slopes.of_nodes(what)))
-            found.append(Limit(side=side, what=what, source=source, target=target, slope=slope, node=node))
+            moved = _moved(mixing, side, source, target, slope) if what == "rho_2" else None
+            found.append(Limit(side=side, what=what, source=source, target=target, slope=slope, node=node, moved=moved))
     return tuple(found)
+
+
+def _moved(mixing: Mixing, side: Side, source: int, target: int, slope: float) -> float:
+    """rho_2 if the weight of a link moves by a tenth, or half of itself, in the direction that lowers rho_2."""
+    matrix = dense(mixing.pull if side == "pull" else mixing.push)
+    weight = matrix[target, source]
+    matrix[target, source] += 0.1 if slope < 0 else -min(0.1, weight / 2)
+    return decay_rate(matrix / matrix.sum(1 if side == "pull" else 0, keepdims=True))
 
 
 def _crossover(

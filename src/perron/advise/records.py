@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from math import inf, isfinite
+from math import isfinite
 from typing import Any
 
 from perron.errors import PerronError
@@ -35,12 +35,14 @@ class Needs:
     def __post_init__(self) -> None:
         for name in ("smoothness", "gap", "steps"):
             value = getattr(self, name)
-            if not (value > 0 and isfinite(value)):
+            if not 0 < value < 1e300:
                 raise PerronError(f"{name} must be a positive number; got {value}.")
         if not (self.noise_var >= 0 and isfinite(self.noise_var)):
-            raise PerronError(f"The noise must not be negative; got {self.noise_var}.")
-        if self.dim is not None and self.dim < 1:
-            raise PerronError(f"A model has at least one number; got dim={self.dim}.")
+            raise PerronError(f"noise_var must be a number that is not negative; got {self.noise_var}.")
+        for name in ("dim", "wire"):
+            value = getattr(self, name)
+            if value is not None and not (isinstance(value, int) and value >= 1):
+                raise PerronError(f"{name} is a whole number, at least 1; got {value}.")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,13 +55,13 @@ class Fit:
         stable: the steps lr that are stable at the curvature L; ``exact`` says whether from the recursion or from a rule.
         lr, step: the recommended lr, and the effective step that it means.
         level: the predicted stationary E |grad f(x-hat)|^2 at that lr, if all curvature is L.
-        level_local: the predicted stationary mean_i E |grad f(x_i)|^2, of the nodes' own models.
-        error: the bound on the mean of E |grad f|^2 over T steps.
+        level_local: the predicted stationary mean_i E |grad f(x_i)|^2, of the nodes' own models; from the recursion only.
+        error: the bound on the mean of E |grad f|^2 over T steps; None for biased methods and those in which nodes take part at
+            random, for which it does not hold.
         transient: T*, the steps from which on the network is not felt.
         speedup: how many times more steps a single node would need for the same bound.
         saturation: n*, the number of nodes from which on more of them do not help much within T steps, if the cap stays the same.
-        bytes_per_step: that travel over all links in a step; in vectors of length d if d is not known.
-        links: over how many links.
+        bytes_per_step: that travel over all links in a step; in vectors of length d if d is not known. None with a server.
         remark: what limits its step.
     """
 
@@ -78,7 +80,6 @@ class Fit:
     speedup: float | None = None
     saturation: float | None = None
     bytes_per_step: float | None = None
-    links: int | None = None
     remark: str = ""
 
     @property
@@ -97,6 +98,7 @@ class Limit:
         source, target: the edge.
         slope: by how much ``what`` changes for each unit of weight that the edge is given, its row or column normalised again.
         node: whose choice of weights matters most to it.
+        moved: what becomes of ``what`` if the weight moves by a tenth (or half of itself) in the direction that lowers it.
     """
 
     side: Side
@@ -105,6 +107,7 @@ class Limit:
     target: int
     slope: float
     node: int
+    moved: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -147,16 +150,19 @@ class Advice:
         return finite
 
     def __str__(self) -> str:
-        head = f"{'':22}{'stable lr':>12}{'lr':>11}{'floor':>11}{'speedup':>9}{'bytes/step':>12}"
+        unit = "bytes/step" if self.needs.dim is not None else "d-vectors/step"
+        head = f"{'':22}{'stable lr':>12}{'lr':>11}{'floor':>11}{'speedup':>9}{unit:>16}"
         lines = [f"{self.metrics.name or 'network'}: {self.metrics.nodes} nodes", head]
         for fit in self.fits:
             if not fit.works:
                 lines.append(f"{fit.name:22}{fit.refusal or 'no stable step'}")
                 continue
-            upper = fit.stable.upper if fit.stable else inf
-            lines.append(
-                f"{fit.name:22}{upper:12.4g}{fit.lr:11.4g}{fit.level:11.3g}{fit.speedup:9.3g}{fit.bytes_per_step:12.4g}"
+            cells = (fit.stable.upper if fit.stable else None, fit.lr, fit.level, fit.speedup, fit.bytes_per_step)
+            widths = (12, 11, 11, 9, 16)
+            row = (
+                f"{'-' if cell is None else f'{cell:.4g}':>{width}}" for cell, width in zip(cells, widths, strict=True)
             )
+            lines.append(f"{fit.name:22}{''.join(row)}")
         return "\n".join([*lines, *self.words])
 
 

@@ -6,14 +6,15 @@ L-Lipschitz gradients, gap Delta = f(x_0) - f* and noise variance sigma^2 at eac
     (1/T) sum_t E |grad f(x-hat_t)|^2  <=  2 Delta / (eta T)  +  eta L sigma^2 / n
 
 (the descent lemma). The first term is what is left of the start, the second the noise. Convexity is not assumed. What a network
-does is to bound eta from above, by half of what is stable on it: that, and not n, is what limits a slow network. The residual
-that Push-Pull has besides (eps) is not in the inequality; measured, it changes little at such steps.
+does is to bound eta from above, by half of what is stable on it: that, and not n, is what limits a slow network. What a method
+does besides (Push-Pull's residual eps, the delay of trees, a network that varies in time) is not in the inequality: at the cap
+the noise may settle a few times higher than at half the last term, where that of SGD does; `perron.theory.stationary` knows.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import inf, sqrt
+from math import inf, isfinite, sqrt
 
 from perron.errors import PerronError
 
@@ -38,9 +39,8 @@ class Horizon:
 
     def __post_init__(self) -> None:
         for name in ("smoothness", "gap", "most"):
-            if not getattr(self, name) > 0:
-                raise PerronError(f"{name} must be positive; got {getattr(self, name)}.")
-        if self.nodes < 1 or not self.noise_var >= 0:
+            _check(name, getattr(self, name))
+        if self.nodes < 1 or not (isfinite(self.noise_var) and self.noise_var >= 0):
             raise PerronError(f"Horizon needs nodes >= 1 and noise_var >= 0; got {self.nodes} and {self.noise_var}.")
 
     @property
@@ -50,6 +50,7 @@ class Horizon:
 
     def best_step(self, steps: float) -> float:
         """The effective step that minimises the bound after so many steps: sqrt(2 n Delta / (L sigma^2 T)), or the cap."""
+        _check("steps", steps)
         if self.noise_var == 0:
             return self.cap
         return min(self.cap, sqrt(2 * self.nodes * self.gap / (self.smoothness * self.noise_var * steps)))
@@ -57,6 +58,8 @@ class Horizon:
     def error(self, steps: float, step: float | None = None) -> float:
         """The bound on the mean of E |grad f|^2 over so many steps, with the best effective step unless one is given."""
         step = self.best_step(steps) if step is None else step
+        _check("steps", steps)
+        _check("step", step)
         return 2 * self.gap / (step * steps) + step * self.smoothness * self.noise_var / self.nodes
 
     @property
@@ -70,7 +73,7 @@ class Horizon:
         )
 
     def saturation(self, steps: float) -> float:
-        """n*: with this budget and this cap more nodes than cap^2 L sigma^2 T / (2 Delta) gain less than a factor of two in all.
+        """n* = cap^2 L sigma^2 T / (2 Delta): with this budget and cap even infinitely many nodes no more than halve its error.
 
         Below n* the error falls as 1/sqrt(n); above it the first term, in which n does not appear, is the larger one. For a
         family of networks whose cap falls with n, see `crossover`.
@@ -80,6 +83,11 @@ class Horizon:
     def saturation_at(self, step: float, steps: float) -> float:
         """n* at a given effective step: where eta L sigma^2 / n, the noise, falls below 2 Delta / (eta T)."""
         return step**2 * self.smoothness * self.noise_var * steps / (2 * self.gap)
+
+
+def _check(name: str, value: float) -> None:
+    if not (isfinite(value) and value > 0):
+        raise PerronError(f"{name} must be positive; got {value}.")
 
 
 def crossover(horizons: list[Horizon], steps: float) -> int | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, fields
+from math import isfinite
 
 import torch
 from torch import Tensor
@@ -12,7 +13,15 @@ from perron.errors import PerronError
 from perron.mixing import Mixing
 from perron.network import Network
 from perron.problem import Problem
-from perron.theory.recursion import LARGEST, Recursion, blocks, one_thread, recursion, spread
+from perron.theory.recursion import (
+    LARGEST,
+    Recursion,
+    as_network,
+    blocks,
+    one_thread,
+    spread,
+    unit_recursion,
+)
 
 
 def noise_floor(problem: Problem, step: float) -> float:
@@ -32,6 +41,7 @@ def noise_floor(problem: Problem, step: float) -> float:
         >>> round(noise_floor(problem, step=0.1), 6)
         0.00043
     """
+    _check_step(step)
     hessian, covariance = _average(problem)
     return step * float((hessian * covariance).sum()) / (2 * problem.nodes)
 
@@ -43,10 +53,16 @@ def distance_floor(problem: Problem, step: float) -> float:
 
     It needs a positive definite H.
     """
+    _check_step(step)
     hessian, covariance = _average(problem)
     if float(torch.linalg.eigvalsh(hessian).min()) <= 0:
         raise PerronError("The distance to the optimum does not settle: the Hessian there is not positive definite.")
     return step * float(torch.linalg.solve(hessian, covariance).trace()) / (2 * problem.nodes)
+
+
+def _check_step(step: float) -> None:
+    if not (isfinite(step) and step > 0):
+        raise PerronError(f"An effective step is a positive number; got {step}.")
 
 
 def _average(problem: Problem) -> tuple[Tensor, Tensor]:
@@ -94,11 +110,6 @@ class Around:
     def dim(self) -> int:
         """d."""
         return self.curvature.shape[-1]
-
-    @property
-    def largest(self) -> float:
-        """L, the largest curvature of a node."""
-        return float((self.curvature if self.shared else torch.linalg.eigvalsh(self.curvature)).max())
 
 
 def around(problem: Problem, *, noise: bool = True) -> Around:
@@ -169,16 +180,24 @@ def stationary(problem: Problem, algorithm: Algorithm, network: Network | Mixing
         >>> round(level.grad_norm_sq / simple, 3)
         1.058
     """
-    network = network if isinstance(network, Network) else Network(network)
+    network = as_network(network)
+    check_nodes(problem, network)
+    if not (isfinite(lr) and lr > 0):
+        raise PerronError(f"lr must be a positive number; got {lr}.")
+    return level_of(unit_recursion(algorithm, network), around(problem), lr)
+
+
+def check_nodes(problem: Problem, network: Network) -> None:
+    """Refuse a problem and a network that do not have as many nodes."""
     if problem.nodes != network.nodes:
-        raise PerronError(f"The problem has {problem.nodes} nodes, the network {network.nodes}.")
-    return level_of(recursion(algorithm, network, lr), around(problem))
+        raise PerronError(f"The problem has {problem.nodes} nodes, the network {network.nodes}; they need as many.")
 
 
 @one_thread()
-def level_of(found: Recursion, near: Around) -> Level:
-    """`stationary`, of a recursion and a problem's neighbourhood that are known already."""
-    mean, covariance = moments(found, near)
+def level_of(found: Recursion, near: Around, lr: float = 1.0) -> Level:
+    """`stationary`, of a recursion and a problem's neighbourhood that are known already; with ``lr`` if that is of lr = 1."""
+    scaled = Around(lr * near.curvature, lr * near.pull, lr**2 * near.noise)
+    mean, covariance = moments(found, scaled)
     readouts = _readouts(found, near)
     bias = {name: float(((rows @ mean) ** 2).sum()) for name, rows in readouts.items()}
     noisy = {name: float((rows @ covariance * rows).sum()) for name, rows in readouts.items()}
@@ -208,10 +227,11 @@ def moments(found: Recursion, near: Around) -> tuple[Tensor, Tensor]:
     shift = torch.zeros(len(through), through.shape[-1], 1, dtype=torch.float64)
     for step in steps:
         shift = step.M @ shift + step.N @ force
-    radius = float(torch.linalg.eigvals(through).abs().max())
-    if not radius < 1:
+    radius = spectral_radius(through)
+    if radius >= 1 - 1e-13:
         raise PerronError(
-            f"The recursion is unstable: its spectral radius is {radius:.6g}. Choose a smaller lr (theory.stable_lr says which)."
+            f"The recursion is unstable: its spectral radius is {radius:.6g}. Choose another lr; theory.stable_lr says which are "
+            "stable, if any. (1 at every lr: some curvature is zero, or something that should die out never does.)"
         )
     mean = torch.linalg.solve(torch.eye(through.shape[-1], dtype=torch.float64) - through, shift)
 
@@ -281,6 +301,11 @@ def closed(found: Recursion, curvature: Tensor) -> tuple[list[Closed], Tensor]:
 
         steps.append(Closed(within(M), added(N), tuple((within(m), added(k)) for m, k in pairs)))
     return steps, free
+
+
+def spectral_radius(matrices: Tensor) -> float:
+    """The largest modulus of an eigenvalue, over a batch; zero of matrices without rows."""
+    return float(torch.linalg.eigvals(matrices).abs().max()) if matrices.numel() else 0.0
 
 
 def product(steps: list[Closed]) -> Tensor:

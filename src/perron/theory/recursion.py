@@ -10,6 +10,9 @@ the other, if there are several) and g the gradients it is sent. Nothing is deri
 With g = H (z - x*) + c + noise this gives stability, rates and second moments; see `perron.theory.levels` and
 `perron.theory.stability`.
 
+In all of them lr does nothing but multiply gradients. So the matrices are found once, at lr = 1, and every other step is had by
+scaling the gradients: H by lr, noise covariances by lr^2. This also keeps all numbers in range, whatever the unit of the loss.
+
 What a state has besides (push-sum weights, rows of A^t) does not depend on the model and is set to its limit.
 """
 
@@ -18,7 +21,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
+from math import isfinite
+from threading import Lock
 from typing import Any
 
 import numpy as np
@@ -35,15 +40,23 @@ TOLERANCE = 1e-9  # by which a conserved quantity may seem not to be, in double 
 LARGEST = 3000  # unknowns in a dense matrix whose eigenvalues we are ready to wait for
 
 
+_lock = Lock()
+_inside: list[int] = []  # who is inside `one_thread`, and how many threads there were before the first came
+
+
 @contextmanager
 def one_thread() -> Iterator[None]:
     """Matrices of a few dozen rows: threads cost far more than they give, above all on a busy machine."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
+    with _lock:
+        _inside.append(torch.get_num_threads() if not _inside else _inside[0])
+        torch.set_num_threads(1)
     try:
         yield
     finally:
-        torch.set_num_threads(before)
+        with _lock:
+            before = _inside.pop()
+            if not _inside:
+                torch.set_num_threads(before)
 
 
 class MatrixNode(Node):
@@ -165,7 +178,7 @@ class Recursion:
 
 
 @one_thread()
-def recursion(algorithm: Algorithm, network: Network | Mixing, lr: float) -> Recursion:
+def recursion(algorithm: Algorithm, network: Network | Mixing, lr: float = 1.0) -> Recursion:
     """The linear recursion of an algorithm on a network with a constant step.
 
     Assumes that the algorithm is linear given the gradients and treats coordinates alike, which all in perron are and do but the
@@ -178,21 +191,25 @@ def recursion(algorithm: Algorithm, network: Network | Mixing, lr: float) -> Rec
         >>> found.fields, tuple(found.stages[0].P.shape)
         (('x', 'y', 'grad'), (12, 12))
     """
-    network = network if isinstance(network, Network) else Network(network)
+    network = as_network(network)
     mixing, n = network.mixing, network.nodes
+    if not (isfinite(lr) and lr > 0):
+        raise PerronError(f"lr must be a positive number; got {lr}.")
     if n > LARGEST // 3:
         raise PerronError(f"theory works with dense matrices, up to {LARGEST // 3} nodes; this network has {n}.")
+    Algorithm.check(
+        algorithm, network
+    )  # the matrices it needs; whether its momentum is too much is what theory finds out
     pulls, pushes = ([torch.as_tensor(dense(m)) for m in side] for side in mixing.sequences)
     share = torch.as_tensor(n * network.push_perron) if mixing.has_push else None
     absent = MatrixNode(pulls, pushes, share=share, pattern=torch.ones(n, dtype=torch.float64))
     start = _settled(algorithm, network, absent)
-    period = max(len(pulls), len(pushes), 1)
     if not _draws(algorithm, absent, start):
-        stages = _stages(algorithm, absent, start, lr, period)
+        stages = _stages(algorithm, absent, start, lr, mixing.period)
         fluctuations: tuple[tuple[Stage, ...], ...] = ()
         variance = 0.0
     else:
-        stages, fluctuations, variance = _random_stages(algorithm, absent, start, lr, period)
+        stages, fluctuations, variance = _random_stages(algorithm, absent, start, lr, mixing.period)
     fields = _model_fields(algorithm, absent)
     size = len(fields) * n
     if not fluctuations:
@@ -201,6 +218,38 @@ def recursion(algorithm: Algorithm, network: Network | Mixing, lr: float) -> Rec
     average = algorithm.average(start._replace(**dict(zip(fields, axes, strict=True))), network)
     conserved = _conserved(stages, fluctuations)
     return Recursion(stages, fluctuations, variance, average, fields, n, conserved)
+
+
+def as_network(network: Network | Mixing) -> Network:
+    """The network's facts."""
+    if not isinstance(network, Network | Mixing):
+        raise PerronError(f"A network is a Mixing or a Network; got {network!r:.80}.")
+    return network if isinstance(network, Network) else Network(network)
+
+
+@lru_cache(maxsize=16)
+def unit_recursion(algorithm: Algorithm, network: Network) -> Recursion:
+    """`recursion` at lr = 1, from which those at all other steps follow by scaling gradients; checked against another step."""
+    found = recursion(algorithm, network)
+    if not found.fluctuations:
+        other = recursion(algorithm, network, 0.3)
+        mine = _period_values(found, torch.tensor([0.3 * 0.7], dtype=torch.float64))
+        theirs = _period_values(other, torch.tensor([0.7], dtype=torch.float64))
+        if not torch.allclose(mine, theirs, rtol=1e-3, atol=1e-3):
+            raise PerronError(f"{algorithm.about.title} does more with lr than multiply gradients; theory needs that.")
+    return found
+
+
+def _period_values(found: Recursion, curvature: Tensor) -> Tensor:
+    """Traces of the first powers of what a period does: they tell two recursions apart, in whatever units of their fields."""
+    through = torch.eye(found.stages[0].P.shape[0], dtype=torch.float64)
+    for stage in found.stages:
+        through = stage.closed(curvature)[0][0] @ through
+    powers, traces = through, []
+    for _ in range(4):
+        traces.append(powers.trace())
+        powers = powers @ through
+    return torch.stack(traces)
 
 
 def drive(
@@ -307,7 +356,7 @@ def _settled(algorithm: Algorithm, network: Network, node: MatrixNode) -> Any:
     fields = _model_fields(algorithm, node)
     state = state._replace(**dict.fromkeys(fields, torch.zeros(n, wide, dtype=torch.float64)))
     after = state
-    for step in range(max(len(node.pulls), len(node.pushes), 1)):
+    for step in range(mixing.period):
         node.step = step
         after = _idle(algorithm, node, after)
     for name in state._fields:

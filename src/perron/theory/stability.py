@@ -16,11 +16,12 @@ from perron.errors import PerronError
 from perron.mixing import Mixing
 from perron.network import Network
 from perron.problem import Problem
-from perron.theory.levels import Around, Closed, around, closed, level_of, product
-from perron.theory.recursion import LARGEST, MatrixNode, dense, one_thread, recursion
+from perron.theory.levels import Around, Closed, around, check_nodes, closed, product, spectral_radius, stationary
+from perron.theory.recursion import LARGEST, MatrixNode, as_network, dense, one_thread, unit_recursion
 
 SMALLEST, GREATEST = 1e-3, 10.0  # effective step times curvature: where trying begins and ends
 MOST = 1000.0  # where it ends if all is stable up to there
+LEAST = 1e-8  # how far down we look for a stable step
 COARSE, FINE, FINE_FROM = 1.25, 1.08, 0.02  # the spacing: fine where methods have windows of instability
 ACCURACY = 1e-4  # to which the ends of an interval are found, relatively
 
@@ -49,17 +50,20 @@ def rate(algorithm: Algorithm, network: Network | Mixing, lr: float, problem: Pr
     Args:
         problem: whose Hessians at the optimum count; or a curvature that all nodes share, or several.
     """
-    return _rate(algorithm, _as_network(network), lr, _curvature(problem))
+    network = as_network(network)
+    if not (isfinite(lr) and lr > 0):
+        raise PerronError(f"lr must be a positive number; got {lr}.")
+    return _rate(algorithm, network, lr, _curvature(problem, network))
 
 
 @one_thread()
 def stable_lr(algorithm: Algorithm, network: Network | Mixing, problem: Problem | float | Tensor) -> Stable | None:
     """The interval of steps for which the recursion at the optimum contracts, or None if there is none.
 
-    Steps are tried upwards with effective step times largest curvature from 0.001 on, 8 % apart from 0.02 on, and the ends
-    bisected to 0.01 %. Where small steps are stable (lower = 0), the interval ends at the first that is not. EXTRA-like methods
-    on digraphs are often unstable for small steps; then it is the widest interval up to 10. Exact for quadratics; other losses
-    diverge beyond it if they are as curved as at the optimum.
+    Steps are tried upwards with effective step times largest curvature from 0.001 on (from less, down to 1e-8, if that is
+    unstable), 8 % apart from 0.02 on, and the ends bisected to 0.01 %. Where small steps are stable (lower = 0), the interval
+    ends at the first that is not. EXTRA-like methods on digraphs are often unstable for small steps; then it is the widest
+    interval up to 10. Exact for quadratics; other losses diverge beyond it if they are as curved as at the optimum.
 
     Args:
         problem: whose Hessians at the optimum count; or a curvature L that all nodes share.
@@ -70,13 +74,18 @@ def stable_lr(algorithm: Algorithm, network: Network | Mixing, problem: Problem 
         >>> [round(stable_lr(perron.PushPull(order=order), mixing, 1.0).upper, 2) for order in ("cta", "pu", "atc")]
         [0.23, 1.92, 1.67]
     """
-    network, curvature = _as_network(network), _curvature(problem)
+    network = as_network(network)
+    curvature = _curvature(problem, network)
     unit = _unit(algorithm, network, curvature)
 
     def contracts(step: float) -> bool:
         return _rate(algorithm, network, step * unit, curvature) < 1 - 1e-12
 
-    grid, good = [SMALLEST], [contracts(SMALLEST)]
+    first = SMALLEST
+    while not contracts(first) and first > LEAST:  # slow networks bear tiny steps only
+        first /= COARSE**4
+    first = first if contracts(first) else SMALLEST
+    grid, good = [first], [contracts(first)]
     while grid[-1] < GREATEST or (good[-1] and grid[-1] < MOST):
         grid.append(grid[-1] * (COARSE if grid[-1] < FINE_FROM else FINE))
         good.append(contracts(grid[-1]))
@@ -87,8 +96,8 @@ def stable_lr(algorithm: Algorithm, network: Network | Mixing, problem: Problem 
     if not len(starts):
         return None
     widest = int(np.argmax(np.array(grid)[ends] / np.array(grid)[starts]))
-    first, last = int(starts[widest]), int(ends[widest])
-    lower = 0.0 if first == 0 else _edge(contracts, inside=grid[first], outside=grid[first - 1])
+    begin, last = int(starts[widest]), int(ends[widest])
+    lower = 0.0 if begin == 0 else _edge(contracts, inside=grid[begin], outside=grid[begin - 1])
     upper = inf if last == len(grid) - 1 else _edge(contracts, inside=grid[last], outside=grid[last + 1])
     return Stable(lower * unit, upper * unit)
 
@@ -102,7 +111,8 @@ def best_lr(
     Found by a search over the stable interval (``stable``, if it is known), for the curvatures of the problem: with one curvature
     only, the answer is for that alone.
     """
-    network, curvature = _as_network(network), _curvature(problem)
+    network = as_network(network)
+    curvature = _curvature(problem, network)
     stable = stable_lr(algorithm, network, curvature) if stable is None else stable
     if stable is None:
         return None
@@ -127,12 +137,12 @@ def transient(
     """How many steps until noise is all that is left: the first at which |grad f(x-hat)|^2 of the run WITHOUT noise, from the
     problem's own start, is below the stationary level. None if it is not within ``most`` steps.
 
-    At that point E grad_norm_sq is twice the level, and more steps at this lr gain another factor of two at most. The
-    noiseless run is made with the problem linearised at its optimum.
+    At that point E grad_norm_sq is about twice the level of an exact method, and more steps at this lr gain another factor of two
+    at most. (Of a biased method it is the bias that the noiseless run approaches.) The noiseless run is made with the problem
+    linearised at its optimum.
     """
-    network = _as_network(network)
-    near = around(problem)
-    level = level_of(recursion(algorithm, network, lr), near).grad_norm_sq
+    network = as_network(network)
+    level = stationary(problem, algorithm, network, lr).grad_norm_sq
     run = Noiseless(problem, algorithm, network)
     for step in range(most + 1):
         if run.grad_norm_sq() <= level:
@@ -177,21 +187,32 @@ def matrix_node(network: Network) -> MatrixNode:
     return MatrixNode(pulls, pushes, share=share, pattern=torch.zeros(network.nodes, dtype=torch.float64))
 
 
-def _as_network(network: Network | Mixing) -> Network:
-    return network if isinstance(network, Network) else Network(network)
+def _curvature(problem: Problem | float | Tensor | Around, network: Network) -> Tensor:
+    """Of a problem at its optimum, or as given: shared scalars ``(k,)``, or Hessians ``(n, d, d)``.
 
-
-def _curvature(problem: Problem | float | Tensor | Around) -> Tensor:
-    """Of a problem at its optimum, or as given: shared scalars ``(k,)``, or Hessians ``(n, d, d)``."""
+    Directions without curvature (below 1e-9 of the largest) do not count: nothing happens along them at any step.
+    """
     if isinstance(problem, Problem):
-        return around(problem, noise=False).curvature
-    if isinstance(problem, Around):
-        return problem.curvature
-    given = torch.as_tensor(problem, dtype=torch.float64)
-    given = given[None] if given.ndim == 0 else given
-    if given.ndim not in (1, 3) or not bool(given.isfinite().all()) or float(given.max()) <= 0:
-        raise PerronError(f"A curvature is a positive number, several, or Hessians (n, d, d); got {problem!r:.80}.")
-    return given
+        check_nodes(problem, network)
+        found = around(problem, noise=False).curvature
+    elif isinstance(problem, Around):
+        found = problem.curvature
+    else:
+        try:
+            found = torch.as_tensor(problem, dtype=torch.float64)
+        except (TypeError, ValueError, RuntimeError):
+            found = torch.empty(0)
+        found = found[None] if found.ndim == 0 else found
+    square = found.ndim == 3 and found.shape[0] == network.nodes and found.shape[1] == found.shape[2]
+    if not found.numel() or not (found.ndim == 1 or square) or not bool(found.isfinite().all()):
+        raise PerronError(
+            f"A curvature is a positive number, several, or Hessians (n, d, d) for n = {network.nodes}; got {problem!r:.80}."
+        )
+    if found.ndim == 1:
+        found = found[found > 1e-9 * found.max()]
+        if not len(found):
+            raise PerronError(f"A curvature is a positive number; got {problem!r:.80}.")
+    return found
 
 
 def _unit(algorithm: Algorithm, network: Network, curvature: Tensor) -> float:
@@ -201,16 +222,16 @@ def _unit(algorithm: Algorithm, network: Network, curvature: Tensor) -> float:
 
 
 def _rate(algorithm: Algorithm, network: Network, lr: float, curvature: Tensor) -> float:
-    found = recursion(algorithm, network, lr)
+    found = unit_recursion(algorithm, network)
     size = found.stages[0].P.shape[0] * (1 if curvature.ndim == 1 else curvature.shape[-1])
     if size > LARGEST:
         raise PerronError(f"The recursion has {size} unknowns, and theory works with dense matrices, up to {LARGEST}.")
     if not found.stages[0].R.shape[0]:
         raise PerronError(f"{algorithm.about.title} asks for no gradients, so that no step is too large for it.")
-    steps, _ = closed(found, curvature)
+    steps, _ = closed(found, lr * curvature)
     if found.fluctuations:
         return _mean_square_rate(steps, found.variance) ** (1 / len(steps))
-    return float(torch.linalg.eigvals(product(steps)).abs().max()) ** (1 / len(steps))
+    return spectral_radius(product(steps)) ** (1 / len(steps))
 
 
 def _mean_square_rate(steps: list[Closed], variance: float) -> float:
