@@ -91,6 +91,9 @@ def test_pull_only_methods_that_start_wildly_are_not_chosen():
     ).mean("grad_norm_sq")
     assert curve.max() > 1e3 * curve[0]
     assert "wild" not in fit(advise(FOUR, algorithms=["frost"]), "frost").remark
+    light = Mixing.random_integer(topologies.ring(16), seed=0)
+    with pytest.warns(UserWarning, match=r"FROST divides gradients by diag\(A\^t\).*falls to 9e-13.*Mixing.lazy"):
+        ALGORITHMS["frost"].check(Network(light))
 
 
 def test_a_family_has_a_best_size(monkeypatch):

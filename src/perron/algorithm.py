@@ -7,6 +7,7 @@ computed. The simulator and the processes drive the same text; see `advance`.
 
 from __future__ import annotations
 
+import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
@@ -22,6 +23,7 @@ from perron.network import Network
 from perron.node import Node
 from perron.spectral import period_product
 
+WILD = 1e-9  # of its limit: where diag(A^t) gets as small as that, pull-only methods are not to be trusted
 Step = Generator[Tensor, Tensor, Any]
 Rate = float | Tensor
 
@@ -98,8 +100,15 @@ class Algorithm(ABC):
         return {}
 
     def check(self, network: Network) -> None:
-        """Raise a `MixingError` unless the network offers what the algorithm needs."""
+        """Raise a `MixingError` unless the network offers what the algorithm needs; warn where it will start wildly."""
         _check(self.about, network.mixing)
+        if self.about.matrices == "A" and (least := network.least_return) is not None and least < WILD:
+            warnings.warn(
+                f"{self.about.title} divides gradients by diag(A^t), which on this network falls to {least:.0e} of its limit "
+                "before it settles: errors grow as much first, and rounding may spoil what is conserved for good. Give "
+                "self-loops more weight, as Mixing.lazy(graph, keep=0.8) does.",
+                stacklevel=4,
+            )
 
     def default_lr(self, network: Network, smoothness: float) -> float:
         """A step size that was found stable on all networks tried, for gradients with Lipschitz constant ``smoothness``."""

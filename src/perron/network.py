@@ -55,6 +55,23 @@ class Network:
         return _spectrum(spectral.period_product(self.mixing, "push"))
 
     @cached_property
+    def least_return(self) -> float | None:
+        """The least that diag(A^t) is of its limit pi_A, over t; None for more than 128 nodes, where it is not computed.
+
+        Pull-only methods divide gradients by diag(A^t). It is tiny at first where walks take long to come back and self-loops
+        are light: on a ring of n nodes about a_ii^(n-1).
+        """
+        if self.nodes > 128:
+            return None
+        A = spectral.period_product(self.mixing, "pull")
+        A = A if isinstance(A, np.ndarray) else A.toarray()
+        power, least = A, 1.0
+        for _ in range(4 * self.nodes):
+            least = min(least, float((power.diagonal() / self.pull_perron).min()))
+            power = power @ A
+        return least
+
+    @cached_property
     def depth(self) -> int:
         """How many links a model travels from the root down, plus a gradient up: for spanning-tree pairs."""
         root = int(self.mixing.common_roots[0])

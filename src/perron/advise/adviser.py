@@ -22,7 +22,7 @@ from perron.errors import MixingError, PerronError
 from perron.mixing import Mixing
 from perron.network import Network
 from perron.node import Counting, Side
-from perron.spectral import decay_rate, describe, period_product
+from perron.spectral import decay_rate, describe
 from perron.stochastic import Matrix
 from perron.theory import Stable, stable_lr
 from perron.theory.horizon import Horizon, crossover
@@ -200,8 +200,8 @@ def _remark(algorithm: Algorithm, network: Network) -> str:
     kind = algorithm.about.matrices
     if kind == "A":
         scale = f"n min pi_A = {network.nodes * float(network.pull_perron.min()):.3g}"
-        least = least_share(network)
-        return f"{scale}; wild start, {least:.0e}" if least < WILD else scale
+        least = network.least_return
+        return f"{scale}; wild start, {least:.0e}" if least is not None and least < WILD else scale
     if kind == "B":
         return f"n min pi_B = {network.nodes * float(network.push_perron.min()):.3g}"
     if kind == "R C":
@@ -209,19 +209,6 @@ def _remark(algorithm: Algorithm, network: Network) -> str:
     if kind == "A B":
         return f"s_A = {network.pull_sum:.3g}, s_B = {network.push_sum:.3g}"
     return ""
-
-
-def least_share(network: Network) -> float:
-    """The least that diag(A^t) is of its limit pi_A: pull-only methods divide gradients by it, and start wildly where it is tiny.
-
-    It is tiny where walks take long to come back and self-loops are light: on a ring of n nodes, for instance, about a_ii^(n-1).
-    """
-    A = dense(period_product(network.mixing, "pull"))
-    power, least = A, 1.0
-    for _ in range(4 * network.nodes):
-        least = min(least, float((power.diagonal() / network.pull_perron).min()))
-        power = power @ A
-    return least
 
 
 def _choice(fits: tuple[Fit, ...]) -> Fit | None:
