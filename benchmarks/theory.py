@@ -272,7 +272,7 @@ methods, at whose step the bias is all that is left.
 """
 AFTER_LEVELS = """
 \\* With lazy weights that keep 0.8. Pull-only methods divide gradients by diag(A^t), which on a directed ring of 16
-nodes with the random weights falls to 1e-12 of its limit before it settles: errors grow by a factor of 1e30 and more
+nodes with the random weights falls to 1e-7 of its limit before it settles: errors grow by a factor of 1e30 and more
 first, rounding breaks what the method conserves, and in double precision it does not settle at any level. `perron
 advise` warns of it ("wild start")."""
 LIMITS = """# Largest stable steps: predicted and measured
