@@ -1,9 +1,13 @@
 """The quantities of Theorem 1: what they ask for, and that corrected ones do what printed ones do not."""
 
+import json
+
 import numpy as np
 import pytest
+from typer.testing import CliRunner
 
 from perron import Mixing, topologies
+from perron.cli import app
 from perron.errors import SpectralError
 from perron.theory.theorem import (
     Mixes,
@@ -80,3 +84,14 @@ def test_rows_and_errors(mixing):
 def test_proposition_two_is_vacuous_without_self_loops():
     assert np.isinf(mixing_sum_bound([[0.5, 0.5, 0], [0, 0, 1], [1, 0, 0]]))
     assert mixing_sum_bound(np.full((3, 3), 1 / 3)) == pytest.approx(1)
+
+
+def test_command_prints_both_versions():
+    done = CliRunner().invoke(app, ["paper", "theorem", "exponential", "--nodes", "4", "--json"])
+    told = json.loads(done.output)
+    assert float(told["printed"]["leading constant"]) == 44
+    assert 50 <= float(told["corrected"]["leading constant"]) <= 74
+    done = CliRunner().invoke(app, ["paper", "theorem", "exponential", "--nodes", "4"])
+    assert "as corrected" in done.output
+    done = CliRunner().invoke(app, ["paper", "theorem", "exponential", "--nodes", "4", "--noise", "-1"])
+    assert "positive noise; got -1" in str(done.exception)
