@@ -14,7 +14,7 @@ from math import inf
 import numpy as np
 import torch
 
-from perron.advise.records import Advice, Fit, Limit, Needs
+from perron.advise.records import BETTER, Advice, Fit, Limit, Needs
 from perron.advise.words import sentences
 from perron.algorithm import Algorithm, advance, is_tree_pair
 from perron.algorithms import ALGORITHMS
@@ -36,7 +36,6 @@ CANDIDATES = ("push_pull", "push_pull_pu", "add_opt", "push_diging", "frost", "p
 DOUBLY = ("aug_dgm", "exact_diffusion")  # further ones where the weights are doubly stochastic
 EXACT_UP_TO = 48  # nodes; beyond, stable steps come from the tested rule
 WILD = 1e-3  # of its limit: where diag(A^t) gets as small as that, gradients are blown up a thousandfold
-BETTER = 0.8  # what the error of another algorithm must be times that of Push-Pull for us to prefer it
 
 
 def advise(

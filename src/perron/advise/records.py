@@ -11,6 +11,8 @@ from perron.node import Side
 from perron.spectral import NetworkMetrics
 from perron.theory import Stable
 
+BETTER = 0.8  # what the error of another algorithm must be times that of Push-Pull for us to prefer it
+
 
 @dataclass(frozen=True, kw_only=True)
 class Needs:

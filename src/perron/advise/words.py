@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import ceil, inf
 
-from perron.advise.records import Advice, Fit
+from perron.advise.records import BETTER, Advice, Fit
+from perron.algorithms import ALGORITHMS
 from perron.mixing import Mixing
 
 
@@ -114,6 +115,10 @@ def _reason(advice: Advice, chosen: Fit) -> str:
     ):  # equal bounds: the largest steps first
         if fit.works and fit.error is not None and fit.family != chosen.family:
             best.setdefault(fit.family, fit)
+    overlap = ALGORITHMS[chosen.name].about.overlap
+    if best and min(fit.error or inf for fit in best.values()) > BETTER * (chosen.error or inf):
+        hidden = "" if overlap == "-" else f", and its messages ({overlap}) travel while the gradient is computed"
+        parts.append(f"no other has a clearly lower bound{hidden}")
     for family, fit in best.items():
         ratio = (fit.error or inf) / (chosen.error or inf)
         share = (fit.bytes_per_step or inf) / (chosen.bytes_per_step or inf)
