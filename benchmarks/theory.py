@@ -220,8 +220,13 @@ def measure(kind: str, quick: bool) -> None:
         known[name] = cells
         if not quick:
             DOCS.mkdir(exist_ok=True)
-            write_bytes(path, json.dumps(known, indent=1).encode())
+            write_bytes(path, lined(known).encode())
     show(kind, known)
+
+
+def lined(known: dict[str, Any]) -> str:
+    """JSON with a line for each algorithm."""
+    return "{\n" + ",\n".join(f"{json.dumps(name)}: {json.dumps(cells)}" for name, cells in known.items()) + "\n}\n"
 
 
 def show(kind: str, known: dict[str, Any]) -> None:
