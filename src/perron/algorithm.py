@@ -101,7 +101,7 @@ class Algorithm(ABC):
 
     def check(self, network: Network) -> None:
         """Raise a `MixingError` unless the network offers what the algorithm needs; warn where it will start wildly."""
-        _check(self.about, network.mixing)
+        check_matrices(self.about, network.mixing)
         if self.about.matrices == "A" and (least := network.least_return) is not None and least < WILD:
             warnings.warn(
                 f"{self.about.title} divides gradients by diag(A^t), which on this network falls to {least:.0e} of its limit "
@@ -198,7 +198,7 @@ def weighted(weights: np.ndarray[Any, Any], x: Tensor) -> Tensor:
     return torch.bmm(given.expand(x.shape[0], 1, -1), x).squeeze(-2)  # matmul would copy x first
 
 
-def _check(about: About, mixing: Mixing) -> None:
+def check_matrices(about: About, mixing: Mixing) -> None:
     """The needs that follow from the matrices an algorithm mixes with."""
 
     def refuse(need: str, remedy: str) -> None:

@@ -7,6 +7,7 @@ good as these.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from math import inf
@@ -16,7 +17,7 @@ import torch
 
 from perron.advise.records import BETTER, Advice, Fit, Limit, Needs
 from perron.advise.words import sentences
-from perron.algorithm import Algorithm, advance, is_tree_pair
+from perron.algorithm import Algorithm, advance, check_matrices, is_tree_pair
 from perron.algorithms import ALGORITHMS
 from perron.errors import MixingError, PerronError
 from perron.mixing import Mixing
@@ -100,7 +101,9 @@ def _fit(name: str, given: Mixing, needs: Needs) -> Fit:
     try:
         mixing = _for(algorithm, given)
         network = Network(mixing)
-        algorithm.check(network)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # what they say is in the table
+            algorithm.check(network)
     except PerronError as error:
         return replace(nobody, refusal=str(error))
     exact = network.nodes <= EXACT_UP_TO
@@ -258,7 +261,7 @@ def _crossover(
         try:
             mixing = _for(ALGORITHMS[name], family(size))
             network = Network(mixing)
-            ALGORITHMS[name].check(network)
+            check_matrices(ALGORITHMS[name].about, mixing)
             stable = stable_lr(ALGORITHMS[name], network, needs.smoothness)
         except PerronError:
             continue  # a family need not have a member of every size

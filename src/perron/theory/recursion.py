@@ -30,7 +30,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from perron.algorithm import Algorithm, advance
+from perron.algorithm import Algorithm, advance, check_matrices
 from perron.errors import PerronError
 from perron.mixing import Mixing
 from perron.network import Network
@@ -197,9 +197,7 @@ def recursion(algorithm: Algorithm, network: Network | Mixing, lr: float = 1.0) 
         raise PerronError(f"lr must be a positive number; got {lr}.")
     if n > LARGEST // 3:
         raise PerronError(f"theory works with dense matrices, up to {LARGEST // 3} nodes; this network has {n}.")
-    Algorithm.check(
-        algorithm, network
-    )  # the matrices it needs; whether its momentum is too much is what theory finds out
+    check_matrices(algorithm.about, mixing)  # not `check`: whether its momentum is too much is what theory finds out
     pulls, pushes = ([torch.as_tensor(dense(m)) for m in side] for side in mixing.sequences)
     share = torch.as_tensor(n * network.push_perron) if mixing.has_push else None
     absent = MatrixNode(pulls, pushes, share=share, pattern=torch.ones(n, dtype=torch.float64))
