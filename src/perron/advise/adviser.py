@@ -120,7 +120,7 @@ def _fit(name: str, given: Mixing, needs: Needs) -> Fit:
     horizon = _horizon(network.nodes, most, needs)
     step = max(horizon.best_step(needs.steps), stable.lower * factor * 1.1)
     lr = step / factor
-    level, local, bounded = step * needs.smoothness * needs.noise_var / (2 * network.nodes), None, about.exact
+    level, local, bounded = step * needs.smoothness * needs.noise_var / (2 * network.nodes), None, True
     if exact:
         near = Around(
             torch.tensor([needs.smoothness], dtype=torch.float64),
@@ -130,11 +130,15 @@ def _fit(name: str, given: Mixing, needs: Needs) -> Fit:
         known = unit_recursion(algorithm, network)
         found = level_of(known, near, lr)
         level, local = found.grad_norm_sq, needs.smoothness**2 * found.distance_sq_local
-        bounded = bounded and not known.fluctuations
+        bounded = not known.fluctuations
     fit = replace(fit, lr=lr, step=step, level=level, level_local=local)
-    if not bounded:
-        why = "nodes take part at random" if about.exact else "biased by O(lr)"
-        return replace(fit, remark=f"{why}: no bound" + (f"; {fit.remark}" if fit.remark else ""))
+    doubts = [
+        ("biased by O(lr)", about.exact),
+        ("unstable where the loss is flatter", stable.lower == 0),
+        ("nodes take part at random", bounded),
+    ]
+    if doubt := next((text for text, fine in doubts if not fine), ""):
+        return replace(fit, remark=f"{doubt}: no bound" + (f"; {fit.remark}" if fit.remark else ""))
     bound = horizon.error(needs.steps, step)
     return replace(
         fit,
