@@ -117,7 +117,7 @@ def _fit(name: str, given: Mixing, needs: Needs) -> Fit:
         return replace(fit, refusal="no step is stable on this network")
     factor = algorithm.effective_step(network)
     most = (stable.upper / 2 if stable.lower == 0 else (stable.lower + stable.upper) / 2) * factor
-    horizon = _horizon(network.nodes, most, needs)
+    horizon = _horizon(network.nodes, min(most, 1 / needs.smoothness), needs)
     step = max(horizon.best_step(needs.steps), stable.lower * factor * 1.1)
     lr = step / factor
     level, local, bounded = step * needs.smoothness * needs.noise_var / (2 * network.nodes), None, True
