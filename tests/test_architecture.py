@@ -19,6 +19,7 @@ LAYERS = [
     ["algorithm", "problem", "pulse", "models", "fetch", "partition"],
     ["algorithms", "problems", "agreement", "elastic", "wiring", "stripes"],
     ["metrics", "theory", "curvature"],
+    ["moments"],
     ["estimate", "design", "advise"],
     ["plots"],
     ["history"],

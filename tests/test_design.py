@@ -421,3 +421,38 @@ def test_command_that_chooses_links(tmp_path):
     assert "slowest link, chosen" in done.output
     done = CliRunner().invoke(app, ["links", str(tmp_path / "none.csv")])
     assert isinstance(done.exception, PerronError)
+
+
+@pytest.mark.parametrize("goal", ["rate", "level"])
+def test_the_unit_of_the_loss_does_not_matter(goal):
+    """Losses 1e7 times as curved, steps as much smaller: the same weights, and distances 1e14 times smaller squared."""
+    found = []
+    for scale in (1.0, 1e7):
+        options = {"step": 0.01 / scale} if goal == "level" else {}
+        curvature = [0.1 * scale, scale]
+        found.append(design(topologies.ring(4), goal=goal, curvature=curvature, starts=1, iterations=5, **options))
+    unit = 1e14 if goal == "level" else 1.0
+    for one, other in zip((found[0].before, found[0].after), (found[1].before, found[1].after), strict=True):
+        assert one.value == pytest.approx(unit * other.value, rel=1e-6)
+    assert found[0].after.value < found[0].before.value
+
+
+def test_other_algorithms_of_the_family_and_starts_of_a_leaf():
+    graph = topologies.exponential(5)
+    found = design(graph, goal="rate", algorithm=perron.ConstrainedPushPull(), starts=1, iterations=5)
+    assert found.after.value <= found.before.value
+    trees = perron.Mixing.spanning_trees(graph)
+    leaf = next(node for node in range(5) if not len(trees.pull_graph.targets(node)))
+    assert design(graph, goal="leaf", leaf=leaf, start=trees, starts=1, iterations=5).before.value == 1
+    with pytest.raises(PerronError, match=r"whole number.*got 1\.7"):
+        design(graph, goal="leaf", leaf=1.7)
+    for curvature in ((), "steep", torch.ones(5, 2, 3), torch.zeros(5, 2, 2)):
+        with pytest.raises(PerronError, match="curvature is a positive number"):
+            design(graph, goal="rate", curvature=curvature)
+
+
+def test_what_is_not_better_is_not_returned():
+    found = design(topologies.ring(5), goal="sum", starts=1)
+    if found.after.value >= found.before.value:
+        assert "nothing better" in found.notes[0]
+        assert found.mixing.name.endswith("uniform weights")

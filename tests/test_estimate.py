@@ -439,3 +439,20 @@ def test_errors_say_what_and_the_remedy(monkeypatch):
     monkeypatch.setattr("perron.curvature.RESTARTS", 1)
     with pytest.raises(PerronError, match="Lanczos did not settle on the largest curvature to 1e-06 in 1 restarts"):
         estimate_model(nn.Linear(70, 1), mse_loss, noisy, tolerance=1e-6)
+
+
+def test_badly_scaled_data_and_bad_bounds():
+    gen = torch.Generator().manual_seed(0)
+    features = torch.randn(60, 3, generator=gen).double() * torch.tensor([1, 5, 0.1]).double()
+    labels = torch.sign(torch.randn(60, generator=gen)).double()
+    problem = Logistic(features, labels, nodes=3, compiled=False)
+    assert problem.full_grad(problem.optimum).norm() < 1e-9
+    assert estimate.estimate(problem).gap > 0
+    for bound in (float("nan"), float("inf"), "low"):
+        with pytest.raises(PerronError, match="lower_bound is a finite number"):
+            estimate.estimate(problem, lower_bound=bound)
+    with pytest.raises(PerronError, match="at least 1; got 0"):
+        estimate.estimate(problem, samples=0)
+    model = torch.nn.Linear(80, 2).bfloat16()
+    batches = [(torch.randn(8, 80).bfloat16(), torch.randint(0, 2, (8,))) for _ in range(4)]
+    assert estimate.estimate_model(model, torch.nn.functional.cross_entropy, batches).smoothness > 0

@@ -57,7 +57,8 @@ def _eigenvalue(product: Product, size: int, like: Tensor, seed: int, tolerance:
     def times(v: FloatArray) -> FloatArray:
         found = product(torch.from_numpy(np.array(v, kind).reshape(-1)).to(like))
         finite(found, "A product of the Hessian with a vector")
-        return found.detach().cpu().numpy().astype(kind)
+        wide = torch.float64 if kind == np.float64 else torch.float32  # NumPy has no bfloat16
+        return found.detach().cpu().to(wide).numpy()
 
     first = np.random.default_rng(seed).standard_normal(size).astype(kind)
     image = times(first)

@@ -35,14 +35,16 @@ def links(
     from perron.files import read_graph, read_matrix, write_graph
     from perron.graph import Graph
 
+    if out is not None and not out.parent.is_dir():
+        raise PerronError(f"--out {out}: there is no directory {out.parent}; make it first.")
     matrix, labels = read_matrix(rates).toarray(), read_graph(rates).labels
     found = choose_graph(matrix, degree=degree, message=message, seed=seed, name=rates.stem)
+    named = Graph(found.graph.nodes, found.graph.edges, labels=labels, name=found.graph.name)
     lines = [str(found)]
     if out is not None:
-        named = Graph(found.graph.nodes, found.graph.edges, labels=labels, name=found.graph.name)
         lines.append(f"written to {write_graph(named, out)}")
     else:
-        lines.append("links: " + ", ".join(f"{source} -> {target}" for source, target in found.graph.edges.tolist()))
+        lines.append("links: " + ", ".join(f"{named.label(i)} -> {named.label(j)}" for i, j in named.edges.tolist()))
     sys.stdout.write("\n".join(lines) + "\n")
 
 
@@ -88,15 +90,17 @@ def design(
     perron design my-network.graphml --goal leaf --leaf 3
     """
     from perron.design import design as designed
-    from perron.files import holds_mixing, write_mixing
+    from perron.files import holds_mixing, read_matrix, write_mixing
     from perron.graph import Graph
 
     if out is not None and out.suffix.lower() != ".npz":
         raise PerronError(f"--out takes a file that ends in .npz; got {out}.")
+    if out is not None and not out.parent.is_dir():
+        raise PerronError(f"--out {out}: there is no directory {out.parent}; make it first.")
     is_file = "." in network or "/" in network
-    graph, start, notes = named_network(
-        network, nodes, weights if weights or is_file else "uniform", seed, parsed(option or []), None
-    )
+    if weights is None and (not is_file or (not holds_mixing(network) and (read_matrix(network).data == 1).all())):
+        weights = "uniform"
+    graph, start, notes = named_network(network, nodes, weights, seed, parsed(option or []), None)
     if not isinstance(graph, Graph):
         raise PerronError(f"Weights are designed for graphs that do not vary in time, and {network} does.")
     two = is_file and holds_mixing(network) and start.has_pull and start.has_push

@@ -28,8 +28,9 @@ from torch import Tensor, nn
 from perron.curvature import dense, finite, lanczos, products
 from perron.errors import PerronError, listed
 from perron.flat import LossAt
-from perron.graph import FloatArray
+from perron.graph import check_whole
 from perron.keyed import NOISE, Keyed
+from perron.moments import moments, scatter
 from perron.problem import Problem
 from perron.problems import Neural
 
@@ -167,6 +168,8 @@ def estimate(
         (2.0, 0.25, 0.25)
     """
     _positive(draws=draws, tolerance=tolerance)
+    if samples is not None:
+        check_whole("samples", samples, low=1)
     point = _point(problem, x)
     mine = problem.to(dtype=problem.dtype, device=point.device)  # a copy, of problems that remember something
     kept = {name: value.clone() for name, value in problem.memory.items()}
@@ -201,7 +204,7 @@ def _estimated(
             points = x.expand(len(trials), nodes, dim).contiguous()
             yield from problem.grad(points, 0, Keyed(seed, trials=trials, nodes=nodes, stream=NOISE, device=x.device))
 
-    found = _moments(stochastic, draws)
+    found = moments(stochastic, draws)
     values: dict[str, Any] = {"noise_var": found["noise_var"][0], "noise_var_error": found["noise_var"][1]}
     how = {"noise_var": f"variance of {draws} stochastic gradients of each node"}
     if exact is None:
@@ -209,7 +212,7 @@ def _estimated(
     if exact:
         grads = problem.local_grads(x.expand(nodes, dim).contiguous()).double()
         finite(grads, "The exact gradient")
-        found |= {"heterogeneity": (_spread(grads), None), "grad_norm_sq": (float(grads.mean(0).square().sum()), None)}
+        found |= {"heterogeneity": (scatter(grads), None), "grad_norm_sq": (float(grads.mean(0).square().sum()), None)}
     for name in ("heterogeneity", "grad_norm_sq"):
         values[name], values[f"{name}_error"] = found[name]
         how[name] = "exact local gradients" if exact else f"{draws} stochastic gradients of each node, less their noise"
@@ -225,11 +228,13 @@ def _estimated(
     how |= dict.fromkeys(curvature, way)
 
     loss = float(problem.loss(x))
-    if lower_bound is None and problem.optimum is not None:
-        bound, above = float(problem.loss(problem.optimum.to(x))), "loss less that at the optimum"
+    if isinstance(problem, Neural) and problem.weight_decay:
+        loss += problem.weight_decay / 2 * float(x.double().square().sum())  # as in the gradients
+    if lower_bound is None and (optimum := _optimum(problem)) is not None:
+        bound, above = float(problem.loss(optimum.to(x))), "loss less that at the optimum"
     else:
         bound = 0.0 if lower_bound is None else lower_bound
-        above = f"loss less the lower bound {bound:g}" + (", assumed" if lower_bound is None else "")
+        above = f"loss less the lower bound {bound}" + (", assumed" if lower_bound is None else "")
     known = problem.noise_std**2 if problem.noise_std is not None else None
     if known is None and dim <= DENSE and (covariance := problem.noise_covariance(x)) is not None:
         known = float(covariance.trace())
@@ -314,7 +319,7 @@ def estimate_model(
                 rows.append(grad)
             yield torch.stack(rows)
 
-    found = _moments(stochastic, count)
+    found = moments(stochastic, count)
     some = [pairs[:curvature_batches] for pairs in own]
     product, way = products(at, some, seed)
     curvature = lanczos(product, x, nodes, seed, tolerance)
@@ -345,53 +350,6 @@ def estimate_model(
 # ---- gradients
 
 
-def _moments(draws: Callable[[], Iterator[Tensor]], count: int) -> dict[str, tuple[float, float | None]]:
-    """noise_var, heterogeneity and grad_norm_sq, unbiased, each with its standard error, from draws ``(n, d)``.
-
-    Draws are made twice, for the mean and for what is about it: they are too large to be kept, and come out the same.
-    Errors are the jackknife's: with s^2 = mean_t q_t, q_t = T/(T-1) |g_t - mean|^2, the variance without draw t is
-    s^2 - (q_t - s^2) / (T-2), and the mean without it (T mean - g_t) / (T-1).
-    """
-    first = total = torch.zeros(())
-    for number, grads in enumerate(draws()):
-        finite(grads, "A stochastic gradient")
-        first, total = (grads.double().clone(), torch.zeros_like(grads.double())) if not number else (first, total)
-        total += grads - first  # so that of exact gradients nothing is left but zeros
-    mean = first + total / count
-    nodes = len(mean)
-    about, spreads, squares = np.empty(count), np.empty(count), np.empty(count)
-    for number, grads in enumerate(draws()):
-        apart = grads.double() - mean
-        about[number] = float(apart.square().sum()) / nodes * count / (count - 1)
-        without = mean - apart / (count - 1)
-        spreads[number], squares[number] = _spread(without), float(without.mean(0).square().sum())
-    noise = about.mean()
-    noises = noise - (about - noise) / (count - 2)
-    spread, square = _spread(mean), float(mean.mean(0).square().sum())
-    each, all_of_them = 1 - 1 / nodes, 1 / nodes  # how much of a node's noise is in the spread and in the average
-    return {
-        "noise_var": (float(noise), _jackknife(noises)),
-        "heterogeneity": (
-            float(spread - each * noise / count),
-            _jackknife(spreads - each * noises / (count - 1)),
-        ),
-        "grad_norm_sq": (
-            float(square - all_of_them * noise / count),
-            _jackknife(squares - all_of_them * noises / (count - 1)),
-        ),
-    }
-
-
-def _jackknife(without: FloatArray) -> float:
-    """The standard error of an estimate from its values with one draw left out."""
-    return float(np.sqrt((len(without) - 1) * without.var()))
-
-
-def _spread(grads: Tensor) -> float:
-    """(1/n) sum_i |g_i - mean|^2."""
-    return float((grads - grads.mean(0)).square().sum()) / len(grads)
-
-
 # ---- checks
 
 
@@ -413,7 +371,17 @@ def _point(problem: Problem, x: Tensor | None) -> Tensor:
     return point.to(problem.dtype)
 
 
+def _optimum(problem: Problem) -> Tensor | None:
+    """Where it is known, and can be computed."""
+    try:
+        return problem.optimum
+    except PerronError:
+        return None
+
+
 def _gap(loss: float, bound: float) -> float:
+    if not (isinstance(bound, int | float) and isfinite(bound)):
+        raise PerronError(f"lower_bound is a finite number that the loss does not go below; got {bound!r}.")
     if not isfinite(loss):
         raise PerronError(
             f"The loss is {loss} at this point. Check the data, and estimate where it is finite, as where runs start."

@@ -231,7 +231,7 @@ def design(
     if goal == "symmetric":
         W = fastest_symmetric(_same(task, goal), floor)
         return _constrained(task, goal, [W, W], 0, fits=start.is_symmetric)
-    return _leaf(task, int(leaf))  # type: ignore[arg-type]
+    return _leaf(task, check_whole("leaf", leaf))
 
 
 # ---- the goals
@@ -298,9 +298,11 @@ def _fastest_balanced(task: Task, W0: FloatArray) -> tuple[FloatArray, int]:
 
 
 def _driven(task: Task, goal: str, algorithm: Algorithm, curvature: Tensor, step: float | None, metric: str) -> Design:
-    driven = goals.Driven(algorithm, curvature, task.start)
+    # In units in which the largest curvature is one: neither the search nor rounding then depends on the unit of the loss.
+    most = float((curvature if curvature.ndim == 1 else torch.linalg.eigvalsh(curvature)).max())
+    driven = goals.Driven(algorithm, curvature / most, task.start)
     if goal == "level":
-        return _quiet(task, driven, step, metric)
+        return _quiet(task, driven, step, metric, most)
     starts = []
     for pair in task.guesses():
         starts.append([*pair, np.array([driven.rough_step(task.mixing(goal, pair))])])
@@ -313,19 +315,20 @@ def _driven(task: Task, goal: str, algorithm: Algorithm, curvature: Tensor, step
     return _finished(task, goal, found.matrices[:2], _of_pair(task, driven.best_rate), found.evaluations)
 
 
-def _quiet(task: Task, driven: goals.Driven, step: float | None, metric: str) -> Design:
+def _quiet(task: Task, driven: goals.Driven, step: float | None, metric: str, most: float) -> Design:
     if metric not in METRICS:
         raise PerronError(f"goal='level' has the metrics {', '.join(METRICS)}; got {metric!r}.")
-    if not (step is not None and step > 0):
+    if not (isinstance(step, int | float) and step > 0 and isfinite(step)):
         raise PerronError(f"goal='level' needs a positive effective step; got step={step!r}.")
-    rate = driven.true_rate(task.start, step)
+    scaled, unit = step * most, 1.0 if metric == "grad_norm_sq" else most**-2
+    rate = driven.true_rate(task.start, scaled)
     if not rate < 1:
         raise PerronError(
             f"With the weights at the start the step {step:g} is unstable: errors grow by {rate:.4g} in a step. Choose a smaller "
             "step (theory.stable_lr times c says which), or start from weights that were designed for goal='rate'."
         )
-    value = _of_pair(task, lambda mixing: driven.true_level(mixing, step, metric, rate**0.95))
-    objective = driven.level(step, metric, rate)
+    value = _of_pair(task, lambda mixing: unit * driven.true_level(mixing, scaled, metric, rate**0.95))
+    objective = driven.level(scaled, metric, rate)
     found = search(task.spaces, [objective], task.guesses(), value, iterations=task.iterations)
     return _finished(task, "level", found.matrices, value, found.evaluations)
 
@@ -340,7 +343,8 @@ def _leaf(task: Task, leaf: int) -> Design:
     reduced = Task(pulled, pushed, _even(pulled, pushed), task.floor, task.starts, task.seed, task.iterations)
     found = search(reduced.spaces, [goals.summed], reduced.guesses(), _larger(_sum_of), iterations=task.iterations)
     mixing = reduced.mixing("leaf", found.matrices)
-    sent = [messages_sent(*graphs, leaf) for graphs in ((task.graph, task.push_graph), (pulled, pushed))]
+    first = sum(int((np.delete(matrix[:, leaf], leaf) > 0).sum()) for matrix in task.at_start)
+    sent = [first, messages_sent(pulled, pushed, leaf)]
     target = int(pushed.targets(leaf)[0])
     note = f"node {leaf} sends no models, and its gradients to node {target} alone; it counts nothing in x-hat, its data in full"
     return Design(
@@ -369,7 +373,7 @@ def _finished(
     before = _measured(task.start, value)
     mixing = task.mixing(goal, matrices)
     after = _measured(mixing, value)
-    if after.value > before.value:
+    if not after.value < before.value:
         return Design(goal, task.start, before, before, evaluations, ("nothing better than the start was found",))
     return Design(goal, mixing, before, after, evaluations)
 
@@ -426,10 +430,19 @@ def _check_start(start: Mixing, graph: Graph, push_graph: Graph) -> None:
 
 
 def _curvatures(given: float | Sequence[float] | Tensor, goal: str, nodes: int) -> Tensor:
-    curvature = torch.as_tensor(given, dtype=torch.float64)
+    try:
+        curvature = torch.as_tensor(given, dtype=torch.float64)
+    except (TypeError, ValueError, RuntimeError):
+        curvature = torch.empty(0)
     curvature = curvature[None] if curvature.ndim == 0 else curvature
-    fits = curvature.ndim == 1 or (goal == "rate" and curvature.ndim == 3 and len(curvature) == nodes)
-    if not fits or not bool(curvature.isfinite().all()) or (curvature.ndim == 1 and float(curvature.min()) <= 0):
+    square = curvature.ndim == 3 and curvature.shape[1] == curvature.shape[2] and len(curvature) == nodes
+    fits = curvature.numel() > 0 and (curvature.ndim == 1 or (goal == "rate" and square))
+    if fits and bool(curvature.isfinite().all()):
+        least = curvature.min() if curvature.ndim == 1 else torch.linalg.eigvalsh(curvature.mean(0)).min()
+        fits = float(least) > 0
+    else:
+        fits = False
+    if not fits:
         raise PerronError(
             f"A curvature is a positive number, several, or (goal 'rate' only) Hessians (n, d, d); got {given!r:.80}."
         )

@@ -106,10 +106,11 @@ class Driven:
         self.algorithm, self.curvature, self.n = algorithm, curvature, start.nodes
         self.boost = algorithm.effective_step(network) / network.alignment  # 1, or 1/(1 - momentum)
         # What is conserved, 1^T (y - grad), is the same for all A and B.
-        self.basis = recursion(algorithm, network, 0.1 / network.alignment).free
+        found = recursion(algorithm, network, 0.1 / network.alignment)
+        self.basis = found.free
         width = 2 * self.n + 3
         settled = algorithm.init(torch.zeros(self.n, width, dtype=torch.float64), self._node(self._any, self._any))
-        self.settled, self.fields = settled, tuple(settled._fields)
+        self.settled, self.fields = settled, found.fields
 
     @cached_property
     def _any(self) -> Tensor:
@@ -179,7 +180,7 @@ class Driven:
             pull=torch.zeros(self.n, k, dtype=torch.float64),
             noise=torch.ones(self.n, k, dtype=torch.float64),
         )
-        return float(getattr(level_of(recursion(self.algorithm, mixing, lr), near), metric))
+        return float(getattr(level_of(recursion(self.algorithm, mixing), near, lr), metric))
 
     def true_rate(self, mixing: Mixing, step: float) -> float:
         """By how much errors shrink in a step of this effective size."""

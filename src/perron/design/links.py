@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 from scipy.optimize import Bounds, LinearConstraint, milp
-from scipy.sparse import csr_array
+from scipy.sparse import csr_array, eye_array, hstack
 from scipy.sparse.csgraph import connected_components
 
 from perron import spectral
@@ -109,7 +109,7 @@ def choose_graph(rates: Any, *, degree: int, message: float = 1.0, seed: int = 0
 
 def _checked(rates: Any) -> FloatArray:
     try:
-        speed = np.array(rates, dtype=np.float64)
+        speed = np.array(rates.toarray() if hasattr(rates, "toarray") else rates, dtype=np.float64)
     except (TypeError, ValueError):
         raise GraphError(f"Link rates are a square array of numbers; got {rates!r:.80}.") from None
     if speed.ndim != 2 or speed.shape[0] != speed.shape[1] or not len(speed):
@@ -163,7 +163,7 @@ def _connected(links: Any) -> bool:
 
 def _spanning(allowed: Any, degree: int, rng: np.random.Generator) -> tuple[Any, bool]:
     """A strongly connected subgraph with bounded degrees or None, and whether None is certain."""
-    for _ in range(DELETIONS):
+    for _ in range(DELETIONS if degree > 1 or len(allowed) <= 8 else 0):  # of cycles, deleting hardly ever leaves one
         links = _thinned(allowed, degree, rng)
         if links is not None:
             return links, True
@@ -189,16 +189,16 @@ def _exact(allowed: Any, degree: int) -> tuple[Any, bool]:
     target, source = np.nonzero(allowed)
     n, m = len(allowed), len(target)
     edge = np.arange(m)
-    into, out = (csr_array((np.ones(m), (ends, edge)), shape=(n, m)).toarray() for ends in (target, source))
-    zero, need = np.zeros((n, m)), np.where(np.arange(n) == 0, 1 - n, 1)
-    one, wide = np.eye(m), np.zeros((m, m))
+    into, out = (csr_array((np.ones(m), (ends, edge)), shape=(n, m)) for ends in (target, source))
+    zero, need = csr_array((n, m)), np.where(np.arange(n) == 0, 1 - n, 1)
+    one, wide = eye_array(m, format="csr"), csr_array((m, m))
     limits = [
-        LinearConstraint(np.hstack([into, zero, zero]), -np.inf, degree),
-        LinearConstraint(np.hstack([out, zero, zero]), -np.inf, degree),
-        LinearConstraint(np.hstack([zero, into - out, zero]), need, need),
-        LinearConstraint(np.hstack([zero, zero, out - into]), need, need),
-        LinearConstraint(np.hstack([(1 - n) * one, one, wide]), -np.inf, 0),
-        LinearConstraint(np.hstack([(1 - n) * one, wide, one]), -np.inf, 0),
+        LinearConstraint(hstack([into, zero, zero]), -np.inf, degree),
+        LinearConstraint(hstack([out, zero, zero]), -np.inf, degree),
+        LinearConstraint(hstack([zero, into - out, zero]), need, need),
+        LinearConstraint(hstack([zero, zero, out - into]), need, need),
+        LinearConstraint(hstack([(1 - n) * one, one, wide]), -np.inf, 0),
+        LinearConstraint(hstack([(1 - n) * one, wide, one]), -np.inf, 0),
     ]
     whole = np.concatenate([np.ones(m), np.zeros(2 * m)])
     bounds = Bounds(0, np.concatenate([np.ones(m), np.full(2 * m, n - 1)]))

@@ -25,10 +25,10 @@ def fastest_symmetric(graph: Graph, floor: float) -> FloatArray:
             "graph.symmetric(), or goal='balanced' for doubly stochastic weights on a digraph."
         )
     graph.check_strongly_connected()
-    cp = _cvxpy()
     n = graph.nodes
     if n == 1:
         return np.ones((1, 1))
+    cp = _cvxpy()
     low, high = (ends[graph.edges[:, 0] < graph.edges[:, 1]] for ends in graph.edges.T)
     loops = np.zeros(n)
     loops[graph.self_loops] = 1
@@ -44,7 +44,10 @@ def fastest_symmetric(graph: Graph, floor: float) -> FloatArray:
     if (loops == 0).any():
         limits.append(own[loops == 0] == 0)
     problem = cp.Problem(cp.Minimize(t), limits)
-    problem.solve(solver=cp.CLARABEL)
+    try:
+        problem.solve(solver=cp.CLARABEL)
+    except cp.error.SolverError as error:
+        raise MixingError(f"{graph.name}: the solver gave up ({error}). Use goal='balanced'.") from None
     if weight.value is None:
         raise MixingError(
             f"{graph.name}: no symmetric weights found (the solver says: {problem.status}). Use graph.with_self_loops(), or a "

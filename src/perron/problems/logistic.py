@@ -225,11 +225,11 @@ class Logistic(Problem):
         for _ in range(50):
             grad = self._exact_grad(x)
             values, turn = torch.linalg.eigh(self.hessian(x))
-            move = turn @ ((turn.mT @ grad) / values.abs().clamp(min=1e-3 * float(values.abs().max())))
+            move = turn @ ((turn.mT @ grad) / values.abs().clamp(min=1e-9 * float(values.abs().max())))
             while (after := self.loss(x - move)) > loss + 1e-12 and float(move.norm()) > 1e-12:
                 move = move / 2
             x, loss = x - move, after
-            if float(move.norm()) < 1e-10:
+            if float(move.norm()) < 1e-10 * (1 + float(x.norm())):
                 return x
         raise PerronError(
             f"Newton's method did not settle: |grad f| = {float(self._exact_grad(x).norm()):.1e} after 50 steps."
