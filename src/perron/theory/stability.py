@@ -72,7 +72,7 @@ def stable_lr(algorithm: Algorithm, network: Network | Mixing, problem: Problem 
         >>> import perron
         >>> mixing = perron.Mixing.random_integer(perron.topologies.exponential(16), seed=0)
         >>> [round(stable_lr(perron.PushPull(order=order), mixing, 1.0).upper, 2) for order in ("cta", "pu", "atc")]
-        [0.23, 1.92, 1.67]
+        [0.28, 2.01, 1.34]
     """
     network = as_network(network)
     curvature = _curvature(problem, network)
