@@ -261,8 +261,8 @@ def test_command_on_bad_files(tmp_path):
     assert "nowhere.csv" in run(tmp_path / "nowhere.csv", code=1)
     (tmp_path / "words.csv").write_text("a,b\nc,d\n")
     assert "words.csv" in run(tmp_path / "words.csv", code=1)
-    assert "did you mean ring" in run("rign", code=1)
-    assert "there is no problem" in run("ring", "--nodes", 4, "--problem", "chess", code=1)
+    assert "did you mean 'ring'" in run("rign", code=1)
+    assert "There is no problem" in run("ring", "--nodes", 4, "--problem", "chess", code=1)
     for noise in (-1, "nan", "inf", 1e200):
         assert "standard deviation" in run("ring", "--nodes", 4, "--noise", noise, code=1)
     assert "gap must be a positive number" in run("ring", "--nodes", 4, "--gap", 1e308, code=1)

@@ -11,11 +11,11 @@ SOURCE = Path(perron.__file__).parent
 # A module may import those on lines above its own, and no others.
 LAYERS = [
     ["errors"],
-    ["graph", "atomic", "progress"],
+    ["graph", "atomic", "progress", "options"],
     ["topologies", "stochastic", "balancing"],
     ["mixing", "eigen"],
     ["spectral", "authors", "files"],
-    ["network", "node", "keyed", "schedule", "data", "options", "peers", "flat", "saved", "augment", "named"],
+    ["network", "node", "keyed", "schedule", "data", "peers", "flat", "saved", "augment", "named"],
     ["algorithm", "problem", "pulse", "models", "fetch", "partition"],
     ["algorithms", "problems", "agreement", "elastic", "wiring", "stripes"],
     ["metrics", "theory", "curvature"],

@@ -380,6 +380,6 @@ def test_exit_codes(tmp_path):
     command = [sys.executable, "-m", "perron", "data", "fetch"]
     done = subprocess.run([*command, "minst"], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (1, "")
-    assert done.stderr.startswith("perron: There is no dataset 'minst' to fetch;")
+    assert done.stderr.startswith("perron: There is no dataset to fetch 'minst'; did you mean 'mnist'?")
     assert done.stderr.count("\n") == 1
     assert subprocess.run(command, capture_output=True, check=False).returncode == 2

@@ -18,7 +18,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from perron.errors import FileError, PerronError
+from perron.errors import FileError
+from perron.options import unknown
 
 IDX = {"mnist": "MNIST", "fashion_mnist": "Fashion-MNIST"}
 FILES = ("train-images-idx3-ubyte", "train-labels-idx1-ubyte", "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte")
@@ -44,7 +45,7 @@ def load(name: str, folder: str | Path | None = None) -> Images:
     if name == "digits":
         return digits()
     if name not in TITLES:
-        raise PerronError(f"There is no dataset {name!r}; there are: digits, {', '.join(TITLES)}.")
+        raise unknown(name, ["digits", *TITLES], "dataset")
     where = find(name, folder)
     if where is None:
         raise FileError(_not_found(name, folder))

@@ -1,11 +1,13 @@
 """What can go wrong, on one page.
 
     PerronError (a ValueError)
-    |-- GraphError      a graph that is not one, or cannot do what is asked of it
-    |-- MixingError     matrices that would mix wrongly
-    |-- SpectralError   a metric that cannot be computed for this matrix
-    |-- FileError       a file that does not hold what it should
-    `-- NetworkError    a neighbour that is gone or silent
+    |-- GraphError        a graph that is not one, or cannot do what is asked of it
+    |-- MixingError       matrices that would mix wrongly
+    |-- SpectralError     a metric that cannot be computed for this matrix
+    |-- FileError         a file that does not hold what it should
+    |-- UnknownNameError  a name or an option that does not exist
+    |-- FailedError       what was asked for was tried, and some of it failed
+    `-- NetworkError      a neighbour that is gone or silent
 
 Every message says what is wrong, what was found, and the remedy. The command line prints it without a traceback.
 """
@@ -29,6 +31,14 @@ class SpectralError(PerronError):
 
 class FileError(PerronError):
     """A file that does not hold what it should."""
+
+
+class UnknownNameError(PerronError):
+    """A name or an option that does not exist."""
+
+
+class FailedError(PerronError):
+    """What was asked for was tried, and some of it failed: the command line ends with code 3 instead of 1."""
 
 
 class NetworkError(PerronError):

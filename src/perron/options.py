@@ -3,34 +3,48 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from difflib import get_close_matches
 from functools import lru_cache
-from inspect import Parameter, signature
-from typing import Any, TypeVar, get_type_hints
+from typing import TYPE_CHECKING, Any, TypeVar, get_type_hints
 
-from pydantic import BaseModel, ConfigDict, ValidationError, create_model
+from perron.errors import UnknownNameError
 
-from perron.errors import PerronError
+if TYPE_CHECKING:  # imported where it is needed: it takes a while, and most commands do without
+    from pydantic import BaseModel, ValidationError
 
 T = TypeVar("T")
-
-
-class UnknownNameError(PerronError, ValueError):
-    """A name that is not known: pydantic collects it as a ValueError, everybody else sees a PerronError."""
+SHAPES = ("function-before[_listed()]", "function-before[_chosen()]")  # parts of an error's place that say nothing
 
 
 def named(name: str, among: Mapping[str, T], kind: str) -> T:
-    """What is called so, or an error with the nearest name that there is."""
+    """What is called so, or an error with the nearest name that there is.
+
+    >>> named("rign", {"ring": 1, "grid": 2}, "topology")
+    Traceback (most recent call last):
+    perron.errors.UnknownNameError: There is no topology 'rign'; did you mean 'ring'? There are: ring, grid.
+    """
     if name in among:
         return among[name]
-    close = get_close_matches(name, among, n=1)
-    hint = f"did you mean {close[0]!r}? " if close else ""
-    raise UnknownNameError(f"there is no {kind} {name!r}; {hint}There are: {', '.join(among)}.")
+    raise unknown(name, among, kind)
+
+
+def unknown(name: object, among: Iterable[str], kind: str) -> UnknownNameError:
+    """The error about a name that does not exist, with the nearest that does."""
+    from difflib import get_close_matches
+
+    known = list(among)
+    by_case = {one.lower().replace("-", "_"): one for one in known}
+    close = get_close_matches(str(name).lower().replace("-", "_"), by_case, n=1)
+    hint = f"did you mean {by_case[close[0]]!r}? " if close else ""
+    return UnknownNameError(f"There is no {kind} {name!r}; {hint}There are: {', '.join(known) or 'none'}.")
 
 
 @lru_cache
 def options_of(function: Any, *, several: bool = False) -> type[BaseModel]:
     """A model of a function's options, made from its signature; with ``several``, each may be a list."""
+    from inspect import Parameter, signature
+
+    from pydantic import ConfigDict, create_model
+
     hints = get_type_hints(function)
     options: dict[str, Any] = {}
     for name, parameter in signature(function).parameters.items():
@@ -45,13 +59,10 @@ def options_of(function: Any, *, several: bool = False) -> type[BaseModel]:
 
 def checked(model: type[BaseModel], given: dict[str, Any]) -> BaseModel:
     """Options that fit a model; an unknown one is refused with those that there are."""
+    from pydantic import ValidationError
+
     for key in given:
-        if key not in model.model_fields:
-            close = get_close_matches(key, model.model_fields, n=1)
-            hint = f"did you mean {close[0]!r}? " if close else ""
-            raise UnknownNameError(
-                f"there is no option {key!r}; {hint}There are: {', '.join(model.model_fields) or 'none'}."
-            )
+        named(key, model.model_fields, "option")
     try:
         return model.model_validate(given)
     except ValidationError as error:
@@ -62,17 +73,18 @@ def told(error: ValidationError, known: Iterable[str] = ()) -> str:
     """All that is wrong with what was given, each with its key."""
     told = []
     for problem in error.errors():
-        key = ".".join(
-            str(part)
-            for part in problem["loc"]
-            if part not in ("function-before[_listed()]", "function-before[_chosen()]")
-        )
+        key = ".".join(str(part) for part in problem["loc"] if part not in SHAPES)
         said = problem["msg"].removeprefix("Value error, ")
         if problem["type"] == "extra_forbidden":
-            close = get_close_matches(key, known, n=1)
-            hint = f"did you mean {close[0]}? " if close else ""
-            said = f"there is no such key; {hint}There are: {', '.join(known)}."
+            key, said = "", str(unknown(key, known, "key"))
+        elif problem["type"] == "literal_error" and isinstance(problem["input"], str):
+            said = str(unknown(problem["input"], _choices(problem["ctx"]["expected"]), key))
         elif problem["type"] != "value_error":
             said = f"{said[0].lower()}{said[1:]}; got {problem['input']!r}"
         told.append(f"{key}: {said}" if key else said)
     return "; ".join(told)
+
+
+def _choices(expected: str) -> list[str]:
+    """The names in pydantic's ``'a', 'b' or 'c'``."""
+    return expected.split("'")[1::2]

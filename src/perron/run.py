@@ -19,7 +19,7 @@ from perron.errors import PerronError
 from perron.graph import Graph
 from perron.mixing import RULES, Mixing
 from perron.network import Network
-from perron.options import UnknownNameError, checked, named, options_of
+from perron.options import checked, named, options_of
 from perron.problem import Problem
 from perron.problems import Logistic, Neural, Quadratic
 
@@ -140,7 +140,6 @@ def algorithm_of(name: str, options: Mapping[str, Any]) -> Algorithm:
     base: Any = named(name, ALGORITHMS, "algorithm")
     known = [field.name for field in fields(base)]
     for key in options:
-        if key not in known:
-            raise UnknownNameError(f"{name} has no option {key!r}; it has: {', '.join([*known, 'weights'])}.")
+        named(key, dict.fromkeys([*known, "weights"]), f"option of {name}")
     made = {key: getattr(base, key) for key in known if key not in options}
     return replace(base, **checked(options_of(base.__class__), dict(options) | made).model_dump(include=set(options)))

@@ -43,7 +43,7 @@ from perron.history import recorded
 from perron.metrics import BLOCKS, chosen
 from perron.mixing import RULES
 from perron.models import MODELS
-from perron.options import checked, named, options_of, told
+from perron.options import checked, named, options_of, told, unknown
 from perron.partition import PARTITIONS
 from perron.run import PROBLEMS, Choice, Run, algorithm_of
 from perron.speedup import RECORDS
@@ -138,11 +138,10 @@ class Study(BaseModel):
     @field_validator("nodes", "lr")
     @classmethod
     def _known_topology(cls, value: dict[str, list[Any]], info: Any) -> dict[str, list[Any]]:
-        named = [choice.name for choice in info.data.get("topologies", [])]
+        known = [choice.name for choice in info.data.get("topologies", [])]
         for name in value:
-            if name != "default" and name.partition("/")[0] not in named:
-                raise ValueError(f"{name!r} is not among the study's topologies: {', '.join(named)}")
-        if "default" not in value and (missing := [name for name in named if name not in value]):
+            named(name.partition("/")[0], dict.fromkeys([*known, "default"]), "topology of the study's")
+        if "default" not in value and (missing := [name for name in known if name not in value]):
             raise ValueError(f"nothing for {', '.join(missing)}: add it, or default = ...")
         return value
 
@@ -151,7 +150,7 @@ class Study(BaseModel):
     def _known_problem(cls, value: dict[str, Any]) -> dict[str, Any]:
         kind = value.get("kind", "logistic")
         if not isinstance(kind, str) or kind not in PROBLEMS:
-            raise ValueError(f"kind is one of {', '.join(PROBLEMS)}; got {kind!r}")
+            raise unknown(kind, PROBLEMS, "kind of problem")
         given = {key: entry for key, entry in value.items() if key != "kind"}
         if "batch" in given:
             exact = [None if one == "all" else one for one in _listed(given["batch"])]

@@ -16,6 +16,7 @@ from perron.errors import PerronError
 from perron.graph import Graph
 from perron.mixing import RULES, Mixing
 from perron.network import Network
+from perron.options import named
 
 Wiring = str | Graph | Iterable[Graph] | Mixing | Callable[[int], Any]
 
@@ -38,16 +39,12 @@ def network(graph: Wiring, nodes: int, *, weights: str = "uniform", seed: int = 
         graph = graph(nodes)
     if isinstance(graph, Mixing):
         return graph
-    if weights not in RULES:
-        raise PerronError(f"There is no weight rule {weights!r}; there are: {', '.join(RULES)}.")
+    rule = named(weights, RULES, "weight rule")
     if isinstance(graph, str):
-        if graph not in topologies.NAMES:
-            raise PerronError(f"There is no topology {graph!r}; there are: {', '.join(topologies.NAMES)}.")
-        family = topologies.NAMES[graph]
+        family = named(graph, topologies.NAMES, "topology")
         built = family(nodes, **({"seed": seed} if "seed" in signature(family).parameters else {}))
     else:
         built = graph if isinstance(graph, Graph) else tuple(graph)  # type: ignore[arg-type]
-    rule = RULES[weights]
     return rule(built, **({"seed": seed} if "seed" in signature(rule).parameters else {}))
 
 

@@ -23,6 +23,7 @@ from perron.errors import MixingError, PerronError
 from perron.mixing import Mixing
 from perron.network import Network
 from perron.node import Counting, Side
+from perron.options import named
 from perron.spectral import decay_rate, describe
 from perron.stochastic import Matrix
 from perron.theory import Stable, stable_lr
@@ -74,9 +75,7 @@ def advise(
     metrics = describe(mixing)
     asked = tuple(algorithms) if algorithms else CANDIDATES + (DOUBLY if mixing.is_doubly_stochastic else ())
     for name in asked:
-        if name not in ALGORITHMS:
-            raise PerronError(f"There is no algorithm {name!r}; `perron algorithms` lists them all.")
-        if ALGORITHMS[name].about.family == "gossip":
+        if named(name, ALGORITHMS, "algorithm").about.family == "gossip":
             raise PerronError(f"{name} averages and minimises nothing; there is no step to advise on.")
     fits = tuple(_fit(name, mixing, needs) for name in asked)
     chosen = _choice(fits)

@@ -15,7 +15,8 @@ import numpy as np
 
 from perron.claims import bounds, experiments, identities, noise, spectra
 from perron.claims.claim import EFFORT, MEANING, Check, Claim, Evidence, Verdict, plain
-from perron.errors import PerronError, listed
+from perron.errors import PerronError
+from perron.options import unknown
 
 __all__ = ["CLAIMS", "EFFORT", "MEANING", "Check", "Claim", "Evidence", "Result", "Verdict", "checked", "chosen"]
 
@@ -65,7 +66,7 @@ def chosen(keys: Sequence[str] = ()) -> list[Claim]:
             if name == key or re.fullmatch(rf"{re.escape(key)}[a-z]", name)
         }
         if not matching:
-            raise PerronError(f"There is no claim {key!r}; the claims are {listed(CLAIMS, limit=len(CLAIMS))}.")
+            raise unknown(key, CLAIMS, "claim")
         found |= matching
     return [claim for name, claim in CLAIMS.items() if name in found]
 

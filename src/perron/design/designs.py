@@ -21,6 +21,7 @@ from perron.design.weights import Balanced, Objective, Scalar, Simplex, Space, s
 from perron.errors import MixingError, PerronError
 from perron.graph import FloatArray, Graph, check_whole
 from perron.mixing import Mixing
+from perron.options import named
 from perron.stochastic import columns_to_one, rows_to_one
 from perron.theory.recursion import dense
 
@@ -409,8 +410,7 @@ def _check(graph: Graph, push_graph: Graph, goal: str, floor: float, starts: int
         raise PerronError(
             f"design works with dense matrices, up to {LARGEST} nodes; got {graph.nodes}. Use Mixing.uniform or Mixing.balanced."
         )
-    if goal not in GOALS:
-        raise PerronError(f"There is no goal {goal!r}. All of them: {', '.join(GOALS)}.")
+    named(goal, GOALS, "goal")
     if not 0 <= floor < 1:
         raise PerronError(f"floor is a share of the equal weight, at least 0 and below 1; got {floor}.")
     check_whole("starts", starts, low=1)
