@@ -11,7 +11,7 @@ SOURCE = Path(perron.__file__).parent
 # A module may import those on lines above its own, and no others.
 LAYERS = [
     ["errors"],
-    ["graph", "atomic", "progress", "options"],
+    ["graph", "atomic", "progress", "options", "plain"],
     ["topologies", "stochastic", "balancing"],
     ["mixing", "eigen"],
     ["spectral", "authors", "files"],
@@ -32,6 +32,8 @@ LAYERS = [
     ["study"],
     ["experiment"],
     ["conclusions"],
+    ["command"],
+    ["arguments"],
     ["study_cli", "data_cli", "design_cli", "advise_cli", "paper_cli"],
     ["cli"],
     ["__main__"],

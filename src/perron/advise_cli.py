@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import json
-import sys
 from math import isfinite
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from perron.arguments import Json, Network, Nodes, Options, Push, Seed, Weights, algorithms, number_option, problems
+from perron.command import screen, write_json
 from perron.errors import PerronError
-from perron.named import named_network, parsed
+from perron.named import is_file, named_network, parsed
 
 if TYPE_CHECKING:
     from perron.advise import Advice, Fit, Needs
@@ -19,38 +18,47 @@ if TYPE_CHECKING:
 
 
 def advise(
-    network: Annotated[
-        str, typer.Argument(metavar="NAME|FILE", help="A topology, or a .graphml, .edges, .csv or .npz file.")
-    ],
-    nodes: Annotated[
-        int | None, typer.Option("--nodes", "-n", help="How many nodes, of a named topology (default 16).")
-    ] = None,
-    weights: Annotated[str | None, typer.Option(help="Weight rule, as in perron graph.")] = None,
-    seed: Annotated[int | None, typer.Option(help="Seed of random topologies and weights (default 0).")] = None,
-    option: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="KEY=VALUE", help="An option of the topology, as probability=0.5."),
-    ] = None,
-    push: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="The push matrix, if NAME|FILE is the pull matrix alone.")
-    ] = None,
+    network: Network,
+    nodes: Nodes = None,
+    weights: Weights = None,
+    seed: Seed = None,
+    option: Options = None,
+    push: Push = None,
     algorithm: Annotated[
         list[str] | None,
-        typer.Option(help="An algorithm to look at; give several (default: one or two of each family)."),
+        typer.Option(
+            "--algorithm",
+            metavar="NAME",
+            help="An algorithm to look at; repeatable (default: one or two of each family).",
+            autocompletion=algorithms,
+        ),
     ] = None,
     problem: Annotated[
-        str | None, typer.Option(help="Take the constants from a problem: logistic, quadratic or images (digits).")
+        str | None,
+        typer.Option(
+            "--problem",
+            metavar="KIND",
+            help="Take the constants from a problem: logistic, quadratic or images (digits).",
+            autocompletion=problems,
+        ),
     ] = None,
-    smoothness: Annotated[float | None, typer.Option(help="L, the largest curvature (default 1).")] = None,
+    smoothness: Annotated[
+        float | None, number_option("smoothness", "L", "L, the largest curvature (default: 1).")
+    ] = None,
     noise: Annotated[
-        float | None, typer.Option(help="sigma, the noise of a node's gradient: E|noise|^2 = sigma^2 (default 1).")
+        float | None,
+        number_option("noise", "SIGMA", "sigma, the noise of a node's gradient: E|noise|^2 = sigma^2 (default: 1)."),
     ] = None,
-    gap: Annotated[float | None, typer.Option(help="Delta, how far the loss has to fall (default 1).")] = None,
-    steps: Annotated[int, typer.Option(min=1, help="T, how many steps you can afford.")] = 10_000,
-    dim: Annotated[int | None, typer.Option(min=1, help="d, the length of the model, for bytes.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    gap: Annotated[
+        float | None, number_option("gap", "DELTA", "Delta, how far the loss has to fall (default: 1).")
+    ] = None,
+    steps: Annotated[int, number_option("steps", "T", "T, how many steps you can afford.", min=1)] = 10_000,
+    dim: Annotated[int | None, number_option("dim", "D", "d, the length of the model, for bytes.", min=1)] = None,
+    as_json: Json = False,
 ) -> None:
-    """Advise on a network: is it valid, what limits it, which algorithm and learning rate, what floor and speedup to expect.
+    """Advise on a network: its limits, an algorithm and a step.
+
+    Is it valid, what limits it, which algorithm and learning rate, and what floor and speedup to expect.
 
     perron advise exponential --nodes 16 --steps 20000
     perron advise my-network.graphml --smoothness 4 --noise 2 --dim 100000
@@ -63,15 +71,15 @@ def advise(
     named = mixing.pull_graph if mixing.has_pull else mixing.push_graph
     named = named if isinstance(drawn, tuple) else drawn
     labels = [named.label(node) for node in range(mixing.nodes)]
-    is_file = push is not None or "." in network or "/" in network
+    fixed = push is not None or is_file(network)
     needs, more = _needs(mixing, problem, smoothness, noise, gap, steps, dim)
 
     def family(size: int) -> Mixing:
         return named_network(network, size, weights, seed, options, None)[1]
 
-    found = advised(mixing, needs, algorithms=algorithm, family=None if is_file else family, labels=labels)
+    found = advised(mixing, needs, algorithms=algorithm, family=None if fixed else family, labels=labels)
     if as_json:
-        sys.stdout.write(json.dumps(found.to_dict() | {"notes": [*notes, *more]}) + "\n")
+        write_json(found.to_dict() | {"notes": [*notes, *more]})
         return
     _print(found, [*notes, *more], labels)
 
@@ -121,11 +129,11 @@ def _needs(
 
 def _print(found: Advice, notes: list[str], labels: list[str]) -> None:
     from rich.box import SIMPLE
-    from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
-    console = Console(width=max(Console().width, 120))
+    console = screen(120)
+    console.width = max(console.width, 120)
     needs = found.needs
     unit = "bytes/step" if needs.dim is not None else "d-vectors/step"
     columns = ("algorithm", "family", "stable lr", "lr", "floor", "from step", "speedup", unit, "")

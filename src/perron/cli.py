@@ -1,8 +1,22 @@
-"""The command ``perron``: a thin layer over the library. Exit codes: 0 done, 1 bad input, 2 wrong usage."""
+"""The command ``perron``: a thin layer over the library.
+
+Exit codes, for scripts (`perron.command.EXIT_CODES`):
+
+    0    done
+    1    bad input, or a file or memory that cannot be had
+    2    wrong usage: an unknown command or option, or a missing one
+    3    done, but some of it failed: runs of a study, nodes of a training, claims with another verdict than expected
+    70   a bug in perron
+    130  interrupted
+
+An error is one line on standard error that begins with ``perron:``. Its traceback is shown with ``--debug``, before or after the
+command (only before ``launch``), or with PERRON_DEBUG=1 in the environment. With ``--json``, standard output holds one JSON
+document and nothing else.
+"""
 
 from __future__ import annotations
 
-import json
+import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -10,42 +24,87 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from perron import advise_cli, data_cli, design_cli, paper_cli, study_cli
-from perron.errors import PerronError
+from perron.arguments import (
+    Json,
+    MaybeNetwork,
+    Nodes,
+    Options,
+    Push,
+    Seed,
+    Weights,
+    Workers,
+    number_option,
+    out_option,
+)
+from perron.command import NETWORKS, OUTPUT, STUDIES, THEORY, TRAIN, App, say, screen, write_json
+from perron.errors import FailedError, PerronError
 from perron.named import named_network, parameters, parsed
+from perron.options import unknown
 
 if TYPE_CHECKING:
     from perron.mixing import Mixing
 
-app = typer.Typer(
-    help="Decentralized optimisation and learning over directed networks.",
-    no_args_is_help=True,
-    add_completion=True,
-    pretty_exceptions_enable=False,
-    rich_markup_mode="rich",
+app = App(
+    help="""perron: decentralized optimisation and learning over directed networks.
+
+    Nodes with data of their own minimise the average of their losses, and talk along the edges of a digraph only.
+
+    perron graph exponential --nodes 16    # how well does a network mix?
+    perron demo                            # more nodes, less noise: see it measured
+    perron study new mine                  # start a study of your own
+    """
 )
-app.add_typer(study_cli.app, name="study")
-app.add_typer(data_cli.app, name="data")
-app.add_typer(paper_cli.app, name="paper")
-app.command()(advise_cli.advise)
-app.command()(design_cli.design)
-app.command()(design_cli.links)
-_debug = False
 
 
 def main() -> None:
-    """Run the command line; an error that perron foresaw is one line, without a traceback."""
+    """Run the command line and end the process with its exit code."""
+    arguments = sys.argv[1:]
+    debug = os.environ.get("PERRON_DEBUG", "") not in ("", "0")
+    ours = arguments.index("launch") if "launch" in arguments else len(arguments)  # its script may have a --debug, too
+    if "--debug" in arguments[:ours]:
+        debug = True
+        arguments.remove("--debug")
+    sys.exit(_run(arguments, debug=debug))
+
+
+def _run(arguments: list[str], *, debug: bool) -> int:
+    """The exit code. What went wrong is told in one line."""
     try:
-        app()
-    except (PerronError, MemoryError) as error:
-        if _debug:
+        code = app(arguments, prog_name="perron", standalone_mode=False)
+        sys.stdout.flush()
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:  # whoever read our output has seen enough, as in perron algorithms | head -1
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except Exception as error:
+        if debug:
             raise
-        said = (
-            str(error)
-            if isinstance(error, PerronError)
-            else "this does not fit into memory. Choose fewer nodes or edges."
-        )
-        sys.stderr.write(f"perron: {' '.join(said.split())}\n")
-        sys.exit(1)
+        said, code = _told(error)
+        say(f"perron: {' '.join(said.split())}")
+    return int(code or 0)
+
+
+def _told(error: Exception) -> tuple[str, int]:
+    """What an error says, and the exit code."""
+    if isinstance(error, PerronError):
+        return str(error), 3 if isinstance(error, FailedError) else 1
+    if isinstance(error, MemoryError):
+        return "This does not fit into memory. Choose fewer nodes or edges.", 1
+    if isinstance(error, OSError) and error.strerror:
+        return f"{error.strerror}" + (f": {error.filename}." if error.filename else "."), 1
+    if hasattr(error, "format_message"):  # of typer: wrong usage
+        ctx, said = getattr(error, "ctx", None), error.format_message().rstrip(".") + "."
+        path = ctx.command_path if ctx else "perron"
+        if hasattr(error, "possibilities") and ctx:
+            known = [name for one in ctx.command.get_params(ctx) for name in one.opts if name.startswith("--")]
+            said = str(unknown(error.option_name, known, f"option of {path}"))  # type: ignore[attr-defined]
+        return f"{said} See {path} --help.", 2
+    return (
+        f"This is a bug in perron: {type(error).__name__}: {error}. Please report it with the command that you gave "
+        "(CONTRIBUTING.md says how); the same command with --debug shows the traceback.",
+        70,
+    )
 
 
 def _show_version(wanted: bool) -> None:
@@ -58,116 +117,65 @@ def _show_version(wanted: bool) -> None:
 
 @app.callback()
 def _options(
-    debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
-    version: Annotated[  # noqa: ARG001
+    debug: Annotated[
+        bool, typer.Option("--debug", help="Show the traceback of an error (or set PERRON_DEBUG=1).")
+    ] = False,
+    version: Annotated[
         bool, typer.Option("--version", help="Show the version and stop.", callback=_show_version, is_eager=True)
     ] = False,
 ) -> None:
-    global _debug  # noqa: PLW0603
-    _debug = debug
+    """Options for all commands; ``main`` has read --debug already."""
 
 
-@app.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
-def launch(
-    script: Annotated[list[str], typer.Argument(metavar="SCRIPT [OPTIONS]", help="A Python script and its options.")],
-    nodes: Annotated[int, typer.Option("--nodes", "-n", help="How many nodes to run on this machine.")] = 4,
-    elastic: Annotated[bool, typer.Option("--elastic", help="Go on without nodes that die, let others join.")] = False,
-    restarts: Annotated[
-        int, typer.Option(help="How many times, in all, to start a node again that died (with --elastic).")
-    ] = 0,
-    module: Annotated[bool, typer.Option("--module", "-m", help="SCRIPT is the name of a module.")] = False,
-    size: Annotated[int | None, typer.Option(help="Nodes on all machines, if there are several.")] = None,
-    first: Annotated[int, typer.Option(help="The number of the first node on this machine.")] = 0,
-    store: Annotated[
-        str | None, typer.Option(metavar="HOST:PORT", help="Where the machine with node 0 hosts the store.")
-    ] = None,
-) -> None:
-    """Run a training script with one process for each node, as torchrun does; with --elastic it survives dead nodes."""
-    if not module and not Path(script[0]).is_file():
-        raise PerronError(f"There is no script {script[0]}.")
-    from perron.launch import Launcher
-
-    command = [sys.executable, *(["-m"] if module else []), *script]
-    launcher = Launcher(
-        command,
-        nodes=nodes,
-        size=size,
-        first=first,
-        store=store,
-        elastic=elastic,
-        restarts=restarts,
-        say=lambda text: _say(f"perron: {text}"),
-    )
-    raise typer.Exit(launcher.run())
-
-
-def _say(text: str) -> None:
-    sys.stderr.write(f"{text}\n")
-    sys.stderr.flush()
-
-
-@app.command()
+@app.command(rich_help_panel=NETWORKS)
 def graph(
-    network: Annotated[
-        str | None,
-        typer.Argument(metavar="NAME|FILE", help="A topology, or a .graphml, .edges, .csv or .npz file."),
-    ] = None,
-    nodes: Annotated[
-        int | None, typer.Option("--nodes", "-n", help="How many nodes, of a named topology (default 16).")
-    ] = None,
-    weights: Annotated[
-        str | None,
-        typer.Option(
-            help="Weight rule: random_integer (the default for topologies), uniform, lazy, metropolis, balanced, "
-            "spanning_trees, authors; or file (the default for files with weights)."
-        ),
-    ] = None,
-    seed: Annotated[
-        int | None, typer.Option(help="Seed of random topologies and of random weights (default 0).")
-    ] = None,
-    option: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="KEY=VALUE", help="An option of the topology, as probability=0.5."),
-    ] = None,
-    push: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="The push matrix, if NAME|FILE is the pull matrix alone."),
-    ] = None,
-    power: Annotated[int, typer.Option(metavar="M", help="Also show s of A^m and B^m.")] = 1,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
-    picture: Annotated[
-        Path | None, typer.Option("--draw", metavar="FILE", help="Draw it (.png, .pdf or .svg).")
-    ] = None,
+    network: MaybeNetwork = None,
+    nodes: Nodes = None,
+    weights: Weights = None,
+    seed: Seed = None,
+    option: Options = None,
+    push: Push = None,
+    power: Annotated[int, number_option("power", "M", "Also show s of A^m and B^m.")] = 1,
     show_list: Annotated[bool, typer.Option("--list", help="List the topologies and stop.")] = False,
+    picture: Annotated[
+        Path | None,
+        typer.Option("--draw", metavar="FILE", help="Draw it (.png, .pdf or .svg).", rich_help_panel=OUTPUT),
+    ] = None,
+    as_json: Json = False,
 ) -> None:
-    """Show how a network mixes: Perron vectors, rho_2, beta, kappa, s, M and c, as a table or JSON; and draw it.
+    """Show how a network mixes, and draw it.
+
+    Perron vectors, rho_2, beta, kappa, s, M and c of a named topology or a file, with advice.
 
     perron graph exponential --nodes 16
+    perron graph --list
     perron graph random --nodes 12 --set probability=0.5 --seed 3 --draw random.png
     perron graph my-network.graphml --weights uniform --json
     perron graph A.csv --push B.csv
     """
     if show_list or network is None:
-        _list_topologies()
+        _list_topologies(as_json=as_json)
         return
-    from perron import plots, spectral
+    from perron import spectral
 
     drawn, mixing, notes = named_network(network, nodes, weights, seed, parsed(option or []), push)
     if picture:
+        from perron import plots
+
         notes.append(f"drawn in {plots.draw(drawn, picture)}")
     metrics = spectral.describe(mixing)
     powers = _sums_of_powers(mixing, power)
     notes += [f"{name} = {value:.4g}" for name, value in powers.items()]
     if as_json:
         shape = {"edges": max(m.edges for m in (metrics.pull, metrics.push) if m), "notes": notes}
-        sys.stdout.write(json.dumps(metrics.to_dict() | powers | shape | {"advice": metrics.advice()}) + "\n")
+        write_json(metrics.to_dict() | powers | shape | {"advice": metrics.advice()})
     else:
         _print_metrics(metrics, notes)
 
 
-@app.command()
-def algorithms(as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False) -> None:
-    """List the algorithms: what they mix with, what they send, what overlaps the gradient, exact or biased, and whence.
+@app.command(rich_help_panel=NETWORKS)
+def algorithms(as_json: Json = False) -> None:
+    """List the algorithms: what they need, send and reach.
 
     perron algorithms
     perron algorithms --json
@@ -177,10 +185,9 @@ def algorithms(as_json: Annotated[bool, typer.Option("--json", help="Print JSON.
     from perron.algorithms import ALGORITHMS
 
     if as_json:
-        sys.stdout.write(json.dumps({name: asdict(algorithm.about) for name, algorithm in ALGORITHMS.items()}) + "\n")
+        write_json({name: asdict(algorithm.about) for name, algorithm in ALGORITHMS.items()})
         return
     from rich.box import SIMPLE
-    from rich.console import Console
     from rich.table import Table
 
     table = Table("name", "algorithm", "matrices", "sends per edge", "overlaps", "step", "", "reference", box=SIMPLE)
@@ -195,7 +202,8 @@ def algorithms(as_json: Annotated[bool, typer.Option("--json", help="Print JSON.
         table.add_row(
             f" {name}", about.title, about.matrices, about.sends, about.overlap, effective, exact, about.reference
         )
-    console = Console(width=max(Console().width, 150))
+    console = screen(150)
+    console.width = max(console.width, 150)
     console.print(table)
     console.print(
         "A row-, B column-, W doubly stochastic (sym: symmetric), R C a spanning-tree pair. d: length of the model, n: nodes, "
@@ -203,18 +211,74 @@ def algorithms(as_json: Annotated[bool, typer.Option("--json", help="Print JSON.
     )
 
 
-@app.command()
+@app.command(rich_help_panel=STUDIES)
 def demo(
-    out: Annotated[Path, typer.Option(help="Where to write the results.")] = Path("results/demo"),
-    workers: Annotated[int | None, typer.Option(min=1, help="Processes (default: one for each core).")] = None,
+    workers: Workers = None,
+    out: Annotated[Path, out_option("Where results go.", "DIR")] = Path("results/demo"),
+    as_json: Json = False,
 ) -> None:
-    """Measure Push-Pull's linear speedup on the paper's six topologies, in less than two minutes on two cores.
+    """Measure Push-Pull's linear speedup, in two minutes.
 
-    A smaller version of: perron study run synthetic-speedup
+    On the paper's six topologies; a smaller version of perron study run synthetic-speedup.
+
+    perron demo
+    perron demo --out results/first --workers 1
     """
     from perron.study import load
 
-    study_cli.finish(study_cli.run_with_progress(load("demo"), out, workers), only=["Slopes"])
+    outcome = study_cli.run_with_progress(load("demo"), out, workers)
+    study_cli.finish(outcome, only=["Slopes"], as_json=as_json)
+
+
+app.add_typer(study_cli.app, name="study", rich_help_panel=STUDIES)
+app.add_typer(data_cli.app, name="data", rich_help_panel=STUDIES)
+app.command(rich_help_panel=THEORY)(advise_cli.advise)
+app.command(rich_help_panel=THEORY)(design_cli.design)
+app.command(rich_help_panel=THEORY)(design_cli.links)
+app.add_typer(paper_cli.app, name="paper", rich_help_panel=THEORY)
+
+
+@app.command(rich_help_panel=TRAIN, context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
+def launch(
+    script: Annotated[list[str], typer.Argument(metavar="SCRIPT [OPTIONS]", help="A Python script and its options.")],
+    nodes: Annotated[
+        int, typer.Option("--nodes", "-n", metavar="N", help="How many nodes to run on this machine.")
+    ] = 4,
+    elastic: Annotated[bool, typer.Option("--elastic", help="Go on without nodes that die, let others join.")] = False,
+    restarts: Annotated[
+        int, number_option("restarts", "N", "How often, in all, to start nodes again that died (with --elastic).")
+    ] = 0,
+    module: Annotated[bool, typer.Option("--module", "-m", help="SCRIPT is the name of a module.")] = False,
+    size: Annotated[int | None, number_option("size", "N", "Nodes on all machines, if there are several.")] = None,
+    first: Annotated[int, number_option("first", "NODE", "The number of the first node on this machine.")] = 0,
+    store: Annotated[
+        str | None, typer.Option(metavar="HOST:PORT", help="Where the machine with node 0 hosts the store.")
+    ] = None,
+) -> None:
+    """Train with one process for each node.
+
+    As torchrun does, and for the same scripts; with --elastic it survives dead nodes. Options of the script stand after it.
+
+    perron launch --nodes 4 examples/train_mnist.py
+    perron launch --nodes 5 --elastic --restarts 3 examples/train_mnist.py
+    """
+    if not module and not Path(script[0]).is_file():
+        raise PerronError(f"There is no script {script[0]}.")
+    from perron.launch import Launcher
+
+    command = [sys.executable, *(["-m"] if module else []), *script]
+    launcher = Launcher(
+        command,
+        nodes=nodes,
+        size=size,
+        first=first,
+        store=store,
+        elastic=elastic,
+        restarts=restarts,
+        say=lambda text: say(f"perron: {text}"),
+    )
+    code = launcher.run()
+    raise typer.Exit(3 if code == 1 else code)
 
 
 def _sums_of_powers(mixing: Mixing, power: int) -> dict[str, float]:
@@ -229,21 +293,29 @@ def _sums_of_powers(mixing: Mixing, power: int) -> dict[str, float]:
     return found
 
 
-def _list_topologies() -> None:
-    from rich.console import Console
-    from rich.table import Table
-
+def _list_topologies(*, as_json: bool) -> None:
     from perron import topologies
 
+    found = [
+        {
+            "name": name,
+            "about": (function.__doc__ or "").partition("\n")[0],
+            "options": [option for option in parameters(function) if option != "n"],
+        }
+        for name, function in topologies.NAMES.items()
+    ]
+    if as_json:
+        write_json(found)
+        return
+    from rich.table import Table
+
     table = Table("topology", "what it is", "options", title="Topologies (the paper's six first)")
-    for name, function in topologies.NAMES.items():
-        options = [option for option in parameters(function) if option != "n"]
-        table.add_row(name, (function.__doc__ or "").partition("\n")[0], ", ".join(options))
-    Console().print(table)
+    for one in found:
+        table.add_row(str(one["name"]), str(one["about"]), ", ".join(one["options"]))
+    screen().print(table)
 
 
 def _print_metrics(metrics: Any, notes: list[str]) -> None:
-    from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
@@ -255,7 +327,7 @@ def _print_metrics(metrics: Any, notes: list[str]) -> None:
     table.add_column("push (B)", justify="right")
     for row in metrics.rows():
         table.add_row(*row)
-    console = Console()
+    console = screen()
     console.print(table)
     for side in ("pull", "push"):
         if (matrix := getattr(metrics, side)) is not None:

@@ -47,7 +47,22 @@ if TYPE_CHECKING:
     import pandas as pd
 
 # What only looks at results, or gets files, does not decide them.
-LOOKERS = {"cli.py", "study_cli.py", "data_cli.py", "fetch.py", "plots.py", "speedup.py", "conclusions"}
+LOOKERS = {
+    "cli.py",
+    "study_cli.py",
+    "data_cli.py",
+    "design_cli.py",
+    "advise_cli.py",
+    "paper_cli.py",
+    "command.py",
+    "arguments.py",
+    "named.py",
+    "plain.py",
+    "fetch.py",
+    "plots.py",
+    "speedup.py",
+    "conclusions",
+}
 POLL = 0.25  # seconds between looks at the progress
 TURN = 7.0  # seconds for which one run is in the news
 TOLD = ("loss_mean", "grad_norm_sq", "test_accuracy")  # of a run under way, besides its step

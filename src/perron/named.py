@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from perron.errors import PerronError
+from perron.options import named
 
 if TYPE_CHECKING:
     from perron.graph import Graph
@@ -19,7 +19,7 @@ def named_network(
     network: str, nodes: int | None, weights: str | None, seed: int | None, options: dict[str, Any], push: Path | None
 ) -> tuple[Graph | tuple[Graph, ...], Mixing, list[str]]:
     """What the arguments of a command name: what to draw, the network, and remarks."""
-    from perron import authors, topologies
+    from perron import topologies
     from perron.mixing import Mixing
 
     if push is not None:
@@ -28,20 +28,29 @@ def named_network(
         _refuse("a file with --push", nodes=nodes, weights=weights, seed=seed, set=options or None)
         mixing = Mixing(pull=read_matrix(network), push=read_matrix(push), name=f"{network}, {push}")
         return mixing.pull_graph, mixing, []
-    if "." in network or "/" in network:
+    if is_file(network):
         _refuse("a file", nodes=nodes, set=options or None)
         return _from_file(Path(network), weights, seed)
-    family = _choice(network, topologies.NAMES, "topology", "perron graph --list")
+    name = network.replace("-", "_")
+    family = named(name, topologies.NAMES, "topology")
     nodes = 16 if nodes is None else nodes
     if weights == "authors":
-        family = _choice(network, authors.NAMES, "released network", "perron graph --list")
-        mixing = _call(family, nodes, ({} if seed is None else {"seed": seed}) | options)
+        from perron import authors
+
+        mixing = _call(
+            named(name, authors.NAMES, "released network"), nodes, ({} if seed is None else {"seed": seed}) | options
+        )
         return mixing.pull_graph, mixing, []
     if "seed" in parameters(family):
         options = {"seed": seed or 0} | options
     built = _call(family, nodes, options)
     notes = [built.note] if not isinstance(built, tuple) and built.note else []
     return built, _weighted(built, weights or "random_integer", seed), notes
+
+
+def is_file(network: str) -> bool:
+    """Whether it names a file, not a topology."""
+    return "." in network or "/" in network
 
 
 def _refuse(what: str, **options: object) -> None:
@@ -79,17 +88,8 @@ def _from_file(path: Path, weights: str | None, seed: int | None) -> tuple[Graph
 def _weighted(graph: Graph | tuple[Graph, ...], weights: str, seed: int | None) -> Mixing:
     from perron.mixing import RULES
 
-    rule = _choice(weights, RULES, "weight rule", "perron graph --help")
+    rule = named(weights.replace("-", "_"), RULES, "weight rule")
     return rule(graph, **({"seed": seed or 0} if "seed" in parameters(rule) else {}))
-
-
-def _choice(name: str, among: dict[str, Callable[..., Any]], kind: str, where: str) -> Callable[..., Any]:
-    found = among.get(name.replace("-", "_"))
-    if found is None:
-        close = get_close_matches(name, among, n=1)
-        hint = f"did you mean {close[0]}? " if close else ""
-        raise PerronError(f"There is no {kind} {name!r}; {hint}All of them: {', '.join(among)} ({where}).")
-    return found
 
 
 def parameters(function: Callable[..., Any]) -> list[str]:
@@ -100,10 +100,9 @@ def parameters(function: Callable[..., Any]) -> list[str]:
 
 
 def _call(function: Callable[..., Any], nodes: int, options: dict[str, Any]) -> Any:
-    known = [name for name in parameters(function) if name != "n"]
+    known = {name: None for name in parameters(function) if name != "n"}
     for key in options:
-        if key not in known:
-            raise PerronError(f"{function.__name__} has no option {key!r}; it has: {', '.join(known) or 'none'}.")
+        named(key, known, f"option of {function.__name__}")
     return function(nodes, **options)
 
 

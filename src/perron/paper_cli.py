@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
-import json
-import sys
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from perron.errors import PerronError
+from perron.arguments import Json, Network, Nodes, Options, SearchSeed, Seed, Weights, number_option
+from perron.command import OUTPUT, App, screen, write_json
+from perron.errors import FailedError, PerronError
+from perron.named import named_network, parsed
 
 if TYPE_CHECKING:
     from perron.claims import Result
 
-app = typer.Typer(help="The paper's claims, put to the test.", no_args_is_help=True)
+app = App(
+    help="""Put the paper's claims to the test.
+
+    perron paper check --only 7h           # a counterexample to a claim
+    perron paper theorem exponential       # theorem 1 for a network
+    """
+)
 WEIGHTINGS = 30  # of each graph, in the table of what the theorem asks for
 
 
@@ -26,23 +33,25 @@ class Effort(StrEnum):
     full = "full"
 
 
-@app.callback()
-def _paper() -> None:
-    """The paper's claims, put to the test."""  # a callback, so that ``check`` stays a command of its own
-
-
 @app.command()
 def check(
     only: Annotated[
         list[str] | None,
-        typer.Option(metavar="KEY", help="Check this claim only, as 7h, or 7 for 7a to 7l; repeatable."),
+        typer.Option("--only", metavar="KEY", help="Check this claim only, as 7h, or 7 for 7a to 7l; repeatable."),
     ] = None,
-    seed: Annotated[int, typer.Option(min=0, help="Seed of the searches.")] = 0,
-    effort: Annotated[Effort, typer.Option(help="How hard to look for counterexamples.")] = Effort.quick,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, with the counterexamples.")] = False,
-    write: Annotated[Path | None, typer.Option(metavar="FILE.md", help="Also write the results as a page.")] = None,
+    seed: SearchSeed = 0,
+    effort: Annotated[
+        Effort, typer.Option("--effort", metavar="quick|full", help="How hard to look for counterexamples.")
+    ] = Effort.quick,
+    write: Annotated[
+        Path | None,
+        typer.Option("--write", metavar="FILE.md", help="Also write the results as a page.", rich_help_panel=OUTPUT),
+    ] = None,
+    as_json: Json = False,
 ) -> None:
-    """Check the paper's claims numerically: a counterexample search for each. Exit code 1 if a verdict is not the expected one.
+    """Check the paper's claims: a search for a counterexample to each.
+
+    Exit code 3 if a verdict is not the expected one.
 
     perron paper check
     perron paper check --only 7h --only 8 --json
@@ -68,50 +77,49 @@ def check(
             "agree": agree,
             "claims": [result.to_dict() for result in results],
         }
-        sys.stdout.write(json.dumps(facts, allow_nan=False) + "\n")
+        write_json(facts)
     else:
         _print(results, agree)
     if agree < len(results):
-        raise typer.Exit(1)
+        others = ", ".join(result.claim.key for result in results if not result.agrees)
+        raise FailedError(f"{len(results) - agree} verdicts are not the expected ones: {others}.")
 
 
 @app.command()
 def theorem(
-    network: Annotated[
-        str, typer.Argument(metavar="NAME|FILE", help="A topology, or a .graphml, .edges, .csv or .npz file.")
-    ],
-    nodes: Annotated[
-        int | None, typer.Option("--nodes", "-n", help="How many nodes, of a named topology (default 16).")
-    ] = None,
-    weights: Annotated[str | None, typer.Option(help="Weight rule, as in perron graph.")] = None,
-    seed: Annotated[int | None, typer.Option(help="Seed of random topologies and weights (default 0).")] = None,
-    smoothness: Annotated[float, typer.Option(help="L.")] = 1.0,
-    gap: Annotated[float, typer.Option(help="Delta = f(x_0) - f*.")] = 1.0,
-    noise: Annotated[float, typer.Option(help="sigma.")] = 1.0,
-    steps: Annotated[float, typer.Option(help="T.")] = 1e6,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    network: Network,
+    nodes: Nodes = None,
+    weights: Weights = None,
+    seed: Seed = None,
+    option: Options = None,
+    smoothness: Annotated[float, number_option("smoothness", "L", "L, the largest curvature.")] = 1.0,
+    noise: Annotated[float, number_option("noise", "SIGMA", "sigma, the noise of a node's gradient.")] = 1.0,
+    gap: Annotated[float, number_option("gap", "DELTA", "Delta = f(x_0) - f*.")] = 1.0,
+    steps: Annotated[float, number_option("steps", "T", "T, how many steps.")] = 1e6,
+    as_json: Json = False,
 ) -> None:
-    """Theorem 1 for a network, as printed and as corrected: block length, step, bound. Diagnostics: for steps ask perron advise.
+    """Theorem 1 for a network, as printed and as corrected.
+
+    Block length, step and bound, for diagnosis: for steps to train with, ask perron advise.
 
     perron paper theorem exponential --nodes 16
+    perron paper theorem ring --nodes 8 --steps 1e7 --json
     """
-    from perron.named import named_network
     from perron.theory.theorem import TheoremOne
 
-    _, mixing, _ = named_network(network, nodes, weights, seed, {}, None)
+    _, mixing, _ = named_network(network, nodes, weights, seed, parsed(option or []), None)
     constants = {"smoothness": smoothness, "gap": gap, "noise": noise, "steps": steps}
     printed, corrected = (TheoremOne.of(mixing, **constants, corrected=which).rows() for which in (False, True))
     if as_json:
-        sys.stdout.write(json.dumps({"printed": dict(printed), "corrected": dict(corrected)}) + "\n")
+        write_json({"printed": dict(printed), "corrected": dict(corrected)})
         return
-    from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
     table = Table("", "as printed", "as corrected", title=Text(f"Theorem 1 on {mixing.name}"))
     for (label, one), (other, two) in zip(printed, corrected, strict=True):
         table.add_row(label if label == other else f"{label} / {other}", one, two)
-    Console().print(table)
+    screen().print(table)
 
 
 def _write(path: Path, results: list[Result], seed: int, effort: str) -> None:
@@ -126,13 +134,10 @@ def _write(path: Path, results: list[Result], seed: int, effort: str) -> None:
 
 def _print(results: list[Result], agree: int) -> None:
     from rich.box import SIMPLE
-    from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
-    console = Console()
-    if not console.is_terminal:
-        console.width = 120  # a file has room
+    console = screen(120)
     table = Table(box=SIMPLE, expand=True, padding=(0, 1, 1, 0))
     table.add_column("", no_wrap=True)
     table.add_column("the paper says", ratio=5)

@@ -1,4 +1,4 @@
-"""``perron study``: list, run, plot and show studies."""
+"""``perron study``: list, write, check, run, plot and show studies."""
 
 from __future__ import annotations
 
@@ -9,42 +9,112 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from perron.errors import PerronError
+from perron.arguments import HERE, Changes, Folder, Json, StudyName, Workers, out_option, shipped_studies, studies
+from perron.command import App, say, screen, write_json
+from perron.errors import FailedError, FileError, PerronError
 
 if TYPE_CHECKING:
+    from perron.conclusions.conclusion import Conclusion
     from perron.experiment import Outcome
 
-app = typer.Typer(help="Studies: sweeps over networks, algorithms and steps, from a file.", no_args_is_help=True)
+app = App(
+    help="""Run sweeps over networks, algorithms and steps, from a file.
+
+    perron study new mine                  # writes mine.toml: change it
+    perron study run mine.toml             # results in results/mine
+    perron study show results/mine         # tables, and what they mean
+    """
+)
 QUIET = 60.0  # seconds between two lines of news where there is no terminal
-Folder = Annotated[Path, typer.Argument(metavar="DIR", help="The directory of a study that was run.")]
+TEMPLATE = HERE / "studies" / "new.template"
 
 
 @app.command("list")
-def list_studies() -> None:
-    """List the studies that come with perron."""
-    from rich.console import Console
+def list_studies(as_json: Json = False) -> None:
+    """List the studies that come with perron.
+
+    perron study list
+    perron study list --json
+    """
+    import tomllib  # to read their titles takes no time, to check their content imports PyTorch
+
+    files = {name: HERE / "studies" / f"{name}.toml" for name in shipped_studies()}
+    found = [{"name": name} | tomllib.loads(path.read_text(encoding="utf-8")) for name, path in files.items()]
+    if as_json:
+        write_json([{key: one.get(key, "") for key in ("name", "title", "about", "conclusion")} for one in found])
+        return
     from rich.table import Table
 
-    from perron.study import load, shipped
+    table = Table("study", "what it shows", "conclusion", title="Studies (perron study run NAME)")
+    for one in found:
+        table.add_row(one["name"], one["title"], one["conclusion"])
+    screen().print(table)
 
-    table = Table("study", "what it shows", "runs", title="Studies (perron study run NAME)")
-    for name in shipped():
-        study = load(name)
-        table.add_row(name, study.title, str(len(study.runs)))
-    Console().print(table)
+
+@app.command()
+def new(
+    study: Annotated[str, typer.Argument(metavar="NAME|FILE", help="The file to write; NAME stands for NAME.toml.")],
+    source: Annotated[
+        str | None,
+        typer.Option("--from", metavar="STUDY", help="Start from this study, by name or file.", autocompletion=studies),
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Write over a file that exists.")] = False,
+) -> None:
+    """Write a study file to start from: every key, explained.
+
+    As it is, it runs in seconds. Change what you like; what is not known is refused, with the nearest key that is.
+
+    perron study new mine
+    perron study new mnist-4.toml --from mnist-speedup
+    """
+    from perron.atomic import write_bytes
+
+    path = Path(study if study.endswith(".toml") else f"{study}.toml")
+    if not path.parent.is_dir():
+        raise PerronError(f"{path}: there is no directory {path.parent}; make it first.")
+    if path.exists() and not force:
+        raise FileError(f"{path} exists; choose another name, or write over it with --force.")
+    if source is None:
+        text = TEMPLATE.read_text(encoding="utf-8")
+    else:
+        from perron.study import find
+
+        text = f"# From the study {source}.\n{find(source).read_text(encoding='utf-8')}"
+    write_bytes(path, text.replace("FILE.toml", str(path)).encode())
+    say(f"Wrote {path}. Next:\n  perron study check {path}      # how much work is it?\n  perron study run {path}")
+
+
+@app.command()
+def check(study: StudyName, change: Changes = None, as_json: Json = False) -> None:
+    """Check a study, and say how much work it is, without running it.
+
+    perron study check demo
+    perron study check examples/own_study.toml --set trials=5
+    """
+    from perron.experiment import cost
+    from perron.study import load, parse
+
+    loaded = load(study, parse(change or []))
+    gradients = sum(cost(run) for run in loaded.runs)
+    facts = {"name": loaded.name, "title": loaded.title, "conclusion": loaded.conclusion, "runs": len(loaded.runs)}
+    if as_json:
+        write_json(facts | {"gradients": gradients, "study": loaded.model_dump(mode="json")})
+        return
+    line = f"{loaded.title or loaded.name}: {len(loaded.runs)} runs, {gradients:.3g} gradients of a node in all."
+    screen().print(line, soft_wrap=True, markup=False, highlight=False)
 
 
 @app.command()
 def run(
-    study: Annotated[str, typer.Argument(metavar="NAME|FILE", help="A study that comes with perron, or a .toml file.")],
-    change: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="KEY=VALUE", help="Change a key, as lr=0.01, nodes=[4,8] or problem.batch=50."),
-    ] = None,
-    out: Annotated[Path | None, typer.Option(metavar="DIR", help="Where results go (default: results/NAME).")] = None,
-    workers: Annotated[int | None, typer.Option(min=1, help="Processes (default: one for each core).")] = None,
+    study: StudyName,
+    change: Changes = None,
+    workers: Workers = None,
+    out: Annotated[Path | None, out_option("Where results go (default: results/NAME).", "DIR")] = None,
+    as_json: Json = False,
 ) -> None:
-    """Run a study, or go on with one that was stopped: finished runs are not repeated.
+    """Run a study, or go on with one that was stopped.
+
+    Finished runs are not repeated. Exit code 3 if some runs failed; all others are done then.
 
     perron study run synthetic-speedup
     perron study run my-study.toml --set trials=5 --out results/quick
@@ -52,28 +122,37 @@ def run(
     from perron.study import load, parse
 
     loaded = load(study, parse(change or []))
-    finish(run_with_progress(loaded, out or Path("results") / loaded.name, workers))
+    finish(run_with_progress(loaded, out or Path("results") / loaded.name, workers), as_json=as_json)
 
 
 @app.command()
-def plot(folder: Folder) -> None:
-    """Draw the figures of a study again and write its summary and report."""
-    from rich.console import Console
+def plot(folder: Folder, as_json: Json = False) -> None:
+    """Draw the figures of a study again and write its report.
 
+    perron study plot results/demo
+    """
     from perron.conclusions import conclude, write
     from perron.experiment import read_study
 
     outcome = read_study(folder)
-    for path in write(outcome, conclude(outcome)):
-        Console().print(str(path), soft_wrap=True, markup=False, highlight=False)
+    written = write(outcome, conclude(outcome))
+    if as_json:
+        write_json({"files": written})
+        return
+    for path in written:
+        screen().print(str(path), soft_wrap=True, markup=False, highlight=False)
 
 
 @app.command()
-def show(folder: Folder) -> None:
-    """Show the tables of a study and what they mean."""
+def show(folder: Folder, as_json: Json = False) -> None:
+    """Show the tables of a study and what they mean.
+
+    perron study show results/demo
+    perron study show results/demo --json
+    """
     from perron.experiment import read_study
 
-    finish(read_study(folder), files=False)
+    finish(read_study(folder), files=False, as_json=as_json)
 
 
 def run_with_progress(study: Any, folder: Path, workers: int | None = None) -> Outcome:
@@ -132,22 +211,46 @@ def run_with_progress(study: Any, folder: Path, workers: int | None = None) -> O
             raise typer.Exit(130) from None
 
 
-def finish(outcome: Outcome, *, files: bool = True, only: Sequence[str] = ()) -> None:
+def finish(outcome: Outcome, *, files: bool = True, only: Sequence[str] = (), as_json: bool = False) -> None:
     """Show what a study found (all its tables, or only some), write its files, and say which runs failed."""
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
-
     from perron.conclusions import conclude, failures, write
 
-    console = Console()
-    if not console.is_terminal:
-        console.width = 140  # a file has room
     try:
         found = conclude(outcome)
     except PerronError as error:
         hidden = outcome.failed and not outcome.table.empty
-        raise PerronError(f"{error} Besides, runs failed: {failures(outcome)}" if hidden else str(error)) from None
+        said = f"{error} Besides, runs failed: {failures(outcome)}" if hidden else str(error)
+        raise (FailedError if outcome.failed else PerronError)(said) from None
+    paths = write(outcome, found) if files else []
+    if as_json:
+        write_json(
+            {
+                "study": outcome.study.name,
+                "folder": outcome.folder,
+                "runs": len(outcome.study.runs),
+                "reused": outcome.reused,
+                "failed": outcome.failed,
+                "warned": outcome.warned,
+                "seconds": round(outcome.seconds, 3),
+                "conclusion": outcome.study.conclusion,
+                "sentences": found.sentences,
+                "summary": found.summary,
+                "files": paths,
+            }
+        )
+    else:
+        _print(outcome, found, paths, only)
+    if outcome.failed:
+        raise FailedError(
+            "; ".join(outcome.failed.values()) + ". The other runs are done; the same command tries these again."
+        )
+
+
+def _print(outcome: Outcome, found: Conclusion, paths: list[Path], only: Sequence[str]) -> None:
+    from rich.table import Table
+    from rich.text import Text
+
+    console = screen()
     for title, cells in reversed(found.tables.items()):
         if not only or title in only:
             table = Table(*map(str, cells.columns), title=title)
@@ -156,14 +259,10 @@ def finish(outcome: Outcome, *, files: bool = True, only: Sequence[str] = ()) ->
             console.print(table)
     before = f", {outcome.reused} of them from before" if outcome.reused else ""
     lines = [f"{len(outcome.study.runs) - len(outcome.failed)} runs in {outcome.seconds:.0f} s{before}."]
-    if files:
-        lines += [f"Picture: {path}" for path in write(outcome, found) if path.suffix == ".png"]
+    if paths:
+        lines += [f"Picture: {path}" for path in paths if path.suffix == ".png"]
         lines.append(f"Table: {outcome.folder / 'results.parquet'}; report: {outcome.folder / 'report.md'}")
     if outcome.warned:
         lines.append(f"{len(outcome.warned)} runs gave warnings (manifest.json): {next(iter(outcome.warned.values()))}")
     for line in [*lines, *found.sentences]:
         console.print(line, soft_wrap=True, markup=False, highlight=False)
-    if outcome.failed:
-        raise PerronError(
-            "; ".join(outcome.failed.values()) + ". The other runs are done; the same command tries these again."
-        )

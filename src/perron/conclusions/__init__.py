@@ -5,12 +5,8 @@ Each conclusion is a function of an `Outcome`; a study file names the one it wan
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
-
-import numpy as np
 
 from perron import plots
 from perron.atomic import write_bytes
@@ -23,6 +19,7 @@ from perron.conclusions.speedup import speedup
 from perron.conclusions.training import training
 from perron.errors import PerronError
 from perron.experiment import Outcome
+from perron.plain import document
 
 CONCLUSIONS: dict[str, Callable[[Outcome], Conclusion]] = {
     "speedup": speedup,
@@ -55,8 +52,8 @@ def write(outcome: Outcome, conclusion: Conclusion) -> list[Path]:
             path = folder / f"{name}{suffix}"
             paths.append(figure(path) if callable(figure) else plots.save(figure, path))
     summary = {"study": outcome.study.name, "conclusion": outcome.study.conclusion, "sentences": conclusion.sentences}
-    text = json.dumps(plain(summary | conclusion.summary), indent=2)
-    paths.append(write_bytes(folder / "summary.json", f"{text}\n".encode()))
+    text = document(summary | conclusion.summary, indent=2)
+    paths.append(write_bytes(folder / "summary.json", text.encode()))
     paths.append(write_bytes(folder / "report.md", markdown(outcome, conclusion).encode()))
     return paths
 
@@ -75,14 +72,3 @@ def markdown(outcome: Outcome, conclusion: Conclusion) -> str:
     if outcome.failed:
         parts += ["## Runs that failed", "\n".join(f"- {said}" for said in outcome.failed.values())]
     return "\n\n".join(part for part in parts if part) + "\n"
-
-
-def plain(value: Any) -> Any:
-    """Numbers that JSON knows; what is not finite becomes null."""
-    if isinstance(value, dict):
-        return {key: plain(entry) for key, entry in value.items()}
-    if isinstance(value, list):
-        return [plain(entry) for entry in value]
-    if isinstance(value, np.generic):
-        value = value.item()
-    return None if isinstance(value, float) and not np.isfinite(value) else value
