@@ -99,10 +99,10 @@ def test_list_of_topologies():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("graph", "exponental"), "no topology 'exponental'; did you mean exponential?"),
+        (("graph", "exponental"), "There is no topology 'exponental'; did you mean 'exponential'?"),
         (("graph", "grid", "--nodes", "5"), "square number of nodes; got n=5"),
         (("graph", "ring", "--weights", "heavy"), "no weight rule 'heavy'"),
-        (("graph", "ring", "--set", "radius=1"), "ring has no option 'radius'; it has: none"),
+        (("graph", "ring", "--set", "radius=1"), "There is no option of ring 'radius'; There are: none"),
         (("graph", "random", "--set", "probability=x"), "--set takes KEY=NUMBER"),
         (("graph", "random", "--set", "probability"), "--set takes KEY=NUMBER"),
         (("graph", "ring", "--nodes", "1000000000"), "would need about"),
@@ -137,11 +137,6 @@ def test_demo_measures_a_speedup(tmp_path):
     assert (tmp_path / "demo" / "curves.png").stat().st_size > 50_000
     (tmp_path / "file").write_text("")
     assert "Cannot write to" in perron("demo", "--out", str(tmp_path / "file" / "demo"), code=1)
-
-
-def test_the_command_line_does_not_import_torch():
-    check = "import sys; from perron import cli, topologies, spectral, Mixing; sys.exit('torch' in sys.modules)"
-    subprocess.run([sys.executable, "-c", check], check=True)
 
 
 @pytest.mark.parametrize(

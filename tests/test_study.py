@@ -331,7 +331,7 @@ def test_a_killed_worker_is_named_and_the_others_finish(quick, tmp_path):
     workers = [child for child in psutil.Process(process.pid).children() if "spawn_main" in " ".join(child.cmdline())]
     workers[0].kill()
     _, error = process.communicate(timeout=180)
-    assert process.returncode == 1
+    assert process.returncode == 3
     assert "its process was killed (exit code -9)" in error
     assert "the same command tries these again" in error
     assert len(read_study(out).failed) == 1
@@ -457,7 +457,7 @@ def test_a_diverged_run_and_a_problem_without_noise_do_not_end_the_conclusion(qu
 
 def test_if_all_fails_the_reason_is_said(quick, tmp_path):
     failed = perron("study", "run", str(quick), "--set", "algorithms=dsgd", "--out", str(tmp_path / "out"))
-    assert failed.returncode == 1
+    assert failed.returncode == 3
     assert "every run failed. dsgd on exponential(2)" in failed.stderr
     assert "doubly stochastic" in failed.stderr
 

@@ -12,7 +12,6 @@ The name is the Perron vectors of the two mixing matrices: they decide what a di
 from __future__ import annotations
 
 from importlib import import_module
-from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -81,7 +80,7 @@ if TYPE_CHECKING:
     from perron.simulation import Simulation, simulate
     from perron.study import Study
 
-__version__ = version("perron")
+    __version__: str
 
 _HOME = {
     "graph": ["Graph"],
@@ -114,6 +113,10 @@ __all__ = sorted([*_MODULES, *_MODULE_OF, "__version__"])
 
 def __getattr__(name: str) -> Any:
     """Import a name when it is first asked for, so that the command line starts at once."""
+    if name == "__version__":
+        from importlib.metadata import version
+
+        return version("perron")
     if name in _MODULE_OF:
         return getattr(import_module(f"perron.{_MODULE_OF[name]}"), name)
     if name in _MODULES:

@@ -74,7 +74,7 @@ def datasets() -> list[str]:
 
 def shipped_studies() -> list[str]:
     """Studies that come with perron."""
-    return sorted(path.stem for path in (HERE / "studies").glob("*.toml"))
+    return [path.stem for path in sorted((HERE / "studies").glob("*.toml"))]
 
 
 def studies(incomplete: str) -> list[str]:

@@ -13,7 +13,6 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import numpy as np
-from scipy.spatial.distance import cdist
 
 from perron import topologies
 from perron.errors import GraphError
@@ -55,6 +54,8 @@ def geometric(n: int, *, seed: int = SEED) -> Mixing:
         raise GraphError(f"The authors' geometric generator needs n >= 6; got n={n}.")
     stream = _stream(n, seed)
     points = stream.rand(n, 2) * 10
+    from scipy.spatial.distance import cdist  # takes long to import
+
     low, high = np.nonzero(np.triu(cdist(points, points) <= 5, k=1))
     graph = _undirected(n, low, high, points)
     weights = graph.adjacency()
@@ -68,6 +69,8 @@ def nearest_neighbor(n: int, *, seed: int = SEED) -> Mixing:
         raise GraphError(f"The authors' nearest-neighbour generator (3 neighbours) needs n >= 4; got n={n}.")
     stream = _stream(n, seed)
     points = stream.rand(n, 2) * 10
+    from scipy.spatial.distance import cdist
+
     nearest = np.argsort(cdist(points, points), axis=1)[:, 1:4]
     graph = _undirected(n, np.repeat(np.arange(n), 3), nearest.ravel(), points)
     return _weighted(graph, stream, 3, "nearest_neighbor")

@@ -322,12 +322,13 @@ def _print_metrics(metrics: Any, notes: list[str]) -> None:
     title = f"{metrics.name}: {metrics.nodes} nodes"
     if metrics.period > 1:
         title += f"; metrics of the product over its period of {metrics.period} steps"
-    table = Table("", "", title=Text(title))
+    table = Table("", "")
     table.add_column("pull (A)", justify="right")
     table.add_column("push (B)", justify="right")
     for row in metrics.rows():
         table.add_row(*row)
     console = screen()
+    console.print(Text(title, style="bold"), soft_wrap=True)
     console.print(table)
     for side in ("pull", "push"):
         if (matrix := getattr(metrics, side)) is not None:

@@ -242,7 +242,8 @@ def finish(outcome: Outcome, *, files: bool = True, only: Sequence[str] = (), as
         _print(outcome, found, paths, only)
     if outcome.failed:
         raise FailedError(
-            "; ".join(outcome.failed.values()) + ". The other runs are done; the same command tries these again."
+            f"{len(outcome.failed)} of {len(outcome.study.runs)} runs failed: {failures(outcome).rstrip('.')}. "
+            "The others are done; the same command tries these again."
         )
 
 

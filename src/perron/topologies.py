@@ -12,7 +12,6 @@ from collections.abc import Callable, Sequence
 from math import ceil, cos, isqrt, log, log2, pi, sin
 
 import numpy as np
-from scipy.spatial import KDTree
 
 from perron.errors import GraphError
 from perron.graph import FloatArray, Graph, IntArray, check_edges, check_nodes, check_whole
@@ -110,6 +109,8 @@ def geometric(n: int, *, radius: float = 0.5, seed: int = 0) -> Graph:
 
     def draw(rng: np.random.Generator) -> tuple[IntArray, FloatArray]:
         points = rng.random((n, 2))
+        from scipy.spatial import KDTree  # takes long to import, and most topologies do without
+
         pairs = KDTree(points).query_pairs(radius, output_type="ndarray").astype(np.int64)
         return _both_ways(pairs[:, 0], pairs[:, 1]), points
 
@@ -134,6 +135,8 @@ def nearest_neighbor(n: int, *, neighbors: int = 3, seed: int = 0) -> Graph:
         points = rng.random((n, 2))
         if n == 1:  # nobody to listen to
             return np.empty((0, 2), dtype=np.int64), points
+        from scipy.spatial import KDTree
+
         _, nearest = KDTree(points).query(points, k=neighbors + 1)
         return _both_ways(np.repeat(np.arange(n), neighbors), nearest[:, 1:].ravel()), points
 
