@@ -52,12 +52,14 @@ def perron(*words, **options):
 # ---- help
 
 
-def test_without_a_command_it_shows_what_there_is(capsys):
+def test_without_a_command_it_shows_what_there_is(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
     code, out, err = ran(capsys)
     assert (code, err) == (0, "")
     assert out.index("Try first") < out.index("Look at networks") < out.index("Run studies") < out.index("Train")
     assert "docs/" in out
     assert len(examples(ROOT.help)) == 3
+    assert max(map(len, out.splitlines())) <= 80
     for name in ROOT.commands:
         assert re.search(rf"│ {name} +[A-Z]", out), name
     code, out, _ = ran(capsys, "study")
@@ -110,6 +112,14 @@ def test_options_mean_the_same_everywhere():
     assert set(odd) == {"--out", "--from"}, odd  # a file or a directory; a study or a directory
     panels = {command.rich_help_panel for command in ROOT.commands.values()}
     assert all(isinstance(panel, str) for panel in panels)  # every command stands in a group of the overview
+
+
+def test_defaults_are_told(capsys):
+    out = " ".join(ran(capsys, "launch", "--help")[1].replace("│", "").split())
+    assert "Usage: perron launch [OPTIONS] SCRIPT [ARGS]..." in out
+    assert "How many nodes to run on this machine (default: 4)." in out
+    assert "The number of the first node on this machine (default: 0)." in out
+    assert "(default: None" not in out
 
 
 # ---- JSON

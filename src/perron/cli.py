@@ -50,7 +50,7 @@ app = App(
     Nodes with data of their own minimise the average of their losses, and talk along the edges of a digraph only.
 
     perron graph exponential --nodes 16    # how well does a network mix?
-    perron demo                            # more nodes, less noise: see it measured
+    perron demo                            # more nodes, less noise: measured
     perron study new mine                  # start a study of your own
     """
 )
@@ -240,7 +240,7 @@ app.add_typer(paper_cli.app, name="paper", rich_help_panel=THEORY)
 
 @app.command(rich_help_panel=TRAIN, context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
 def launch(
-    script: Annotated[list[str], typer.Argument(metavar="SCRIPT [OPTIONS]", help="A Python script and its options.")],
+    script: Annotated[list[str], typer.Argument(metavar="SCRIPT [ARGS]", help="A Python script and its options.")],
     nodes: Annotated[
         int, typer.Option("--nodes", "-n", metavar="N", help="How many nodes to run on this machine.")
     ] = 4,

@@ -140,7 +140,9 @@ def _overview(group: Group, ctx: Any) -> Iterator[RenderableType]:
 def _help(command: Command | Group, ctx: Any) -> Iterator[RenderableType]:
     from rich.text import Text
 
-    pieces = " ".join(piece.strip("{}") for piece in command.collect_usage_pieces(ctx))
+    pieces = (
+        " ".join(command.collect_usage_pieces(ctx)).replace("{", "").replace("}", "")
+    )  # typer's for what is required
     yield Text.assemble("\n", ("Usage: ", "yellow"), (f"{ctx.command_path} {pieces}", "bold"), "\n")
     for paragraph in prose(command.help or ""):
         yield Text(paragraph + "\n")
@@ -192,11 +194,10 @@ def _parameters(command: Command | Group, ctx: Any) -> Iterator[RenderableType]:
         name = Text("" if argument else ", ".join(parameter.opts), style="cyan", no_wrap=True)
         if parameter.metavar:
             name.append(parameter.metavar if argument else f" {parameter.metavar}", style="yellow")
-        told = Text(parameter.help or "")
-        default = parameter.get_default(ctx, call=False)
-        if getattr(parameter, "show_default", False) and default not in (None, False, ()) and not callable(default):
-            told.append(f" [default: {default}]", style="dim")
-        panels.setdefault(title, []).append((name, told))
+        told, default = parameter.help or "", parameter.get_default(ctx, call=False)
+        if default is not None and default is not False and not callable(default):
+            told = f"{told.rstrip('.')} (default: {default})."
+        panels.setdefault(title, []).append((name, Text(told)))
     for title, rows in panels.items():
         yield _panel(title, rows)
 
