@@ -102,8 +102,16 @@ def test_a_family_has_a_best_size(monkeypatch):
 
     monkeypatch.setattr("perron.advise.adviser.EXACT_UP_TO", 16)
     advice = advise(ring(9), Needs(steps=1_000), algorithms=["push_pull"], family=ring)
-    errors = dict(advice.family)
-    assert advice.crossover == min(errors, key=errors.get)
+    errors = {}
+    for nodes in (1, 2, 4, 8, 9, 16):  # 2 Delta / (eta T) + eta L sigma^2 / n, with L = sigma^2 = Delta = 1
+        cap = 1.0
+        if nodes > 1:
+            stable = theory.stable_lr(ALGORITHMS["push_pull"], ring(nodes), 1.0)
+            cap = min(cap, stable.upper / 2 * Network(ring(nodes)).alignment)
+        eta = min(cap, (2 * nodes / 1_000) ** 0.5)
+        errors[nodes] = 2 / (eta * 1_000) + eta / nodes
+    assert dict(advice.family) == pytest.approx(errors)
+    assert advice.crossover == min(errors, key=lambda nodes: errors[nodes])
     assert 1 < advice.crossover < 16
     assert any(f"{advice.crossover} nodes do best" in line for line in advice.words)
 
