@@ -86,14 +86,28 @@ def test_pull_only_methods_that_start_wildly_are_not_chosen():
     assert "wild start" in fit(advice, "frost").remark
     assert advice.chosen.name == "push_pull"
     problem = Quadratic.random(n, 2, seed=1)
-    curve = simulate(
-        problem, ALGORITHMS["frost"], Mixing(A, A), lr=fit(advice, "frost").lr, steps=60, every=1, progress=False
-    ).mean("grad_norm_sq")
+    with pytest.warns(UserWarning, match="falls to 8e-07 of its limit"):
+        run = simulate(
+            problem, ALGORITHMS["frost"], Mixing(A, A), lr=fit(advice, "frost").lr, steps=60, every=1, progress=False
+        )
+    curve = run.mean("grad_norm_sq")
     assert curve.max() > 1e3 * curve[0]
     assert "wild" not in fit(advise(FOUR, algorithms=["frost"]), "frost").remark
-    light = Mixing.random_integer(topologies.ring(16), seed=0)
-    with pytest.warns(UserWarning, match=r"FROST divides gradients by diag\(A\^t\).*falls to 9e-13.*Mixing.lazy"):
-        ALGORITHMS["frost"].check(Network(light))
+
+
+def test_what_starts_too_wildly_for_double_precision_warns():
+    """FROST ends 2e-8 off on the first network, 0.8 off on the second; gossip 1e-13 there, and 6e-6 on the third."""
+    calm, wild, wilder = (
+        Network(Mixing.random_integer(topologies.ring(n), seed=seed)) for n, seed in ((14, 3), (16, 3), (16, 0))
+    )
+    for network, name in ((calm, "frost"), (calm, "pull_diag"), (wild, "pull_diag"), (wild, "push_pull")):
+        ALGORITHMS[name].check(network)  # a warning would be an error
+    with pytest.warns(
+        UserWarning, match=r"FROST divides by diag\(A\^t\).*falls to 2e-05.*orders of magnitude.*Mixing.lazy"
+    ):
+        ALGORITHMS["frost"].check(wild)
+    with pytest.warns(UserWarning, match=r"Pull-Diag gossip divides.*falls to 9e-13.*rounding errors grow by as much"):
+        ALGORITHMS["pull_diag"].check(wilder)
 
 
 def test_a_family_has_a_best_size(monkeypatch):
