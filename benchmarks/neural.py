@@ -22,15 +22,15 @@ from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Literal
 
-import numpy as np
 import torch
 from rich.console import Console
 from rich.table import Table
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from perron import Mixing, PushPull, models, topologies
+from perron import Mixing, PushPull, models, theory, topologies
 from perron.data import Images
 from perron.network import Network
 from perron.partition import iid
@@ -157,20 +157,11 @@ def peak(n: int, data: Images) -> float:
     return (most[0] - before) / (4 * n * problem.dim)
 
 
-def limit(run: Run, order: str) -> float:
+def limit(run: Run, order: Literal["cta", "pu", "atc"]) -> float:
     """The largest effective step times curvature up to which Push-Pull contracts in one of its orders."""
-    a, b = (np.asarray(matrices[0]) for matrices in run.mixing().sequences)
-    unit, c = np.eye(len(a)), Network(run.mixing()).alignment
-    combined, pushed = (unit if order == "cta" else a), (b if order == "atc" else unit)
-
-    def contracts(
-        step: float,
-    ) -> bool:  # with grad = step x and lr = 1: x+ = a x - combined y, y+ = b y + pushed step (x+ - x)
-        change = np.block([[a, -combined], [step * pushed @ (a - unit), b - step * pushed @ combined]])
-        values = np.linalg.eigvals(change)
-        return bool(np.abs(np.delete(values, np.argmin(np.abs(values - 1)))).max() < 1)  # one is 1: what is conserved
-
-    return c * next((step for step in np.geomspace(1e-3, 3, 400) if not contracts(step)), np.inf)
+    network = Network(run.mixing())
+    stable = theory.stable_lr(PushPull(order=order), network, 1.0)
+    return stable.upper * network.alignment if stable else 0.0
 
 
 def limits() -> Table:

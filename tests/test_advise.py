@@ -86,14 +86,28 @@ def test_pull_only_methods_that_start_wildly_are_not_chosen():
     assert "wild start" in fit(advice, "frost").remark
     assert advice.chosen.name == "push_pull"
     problem = Quadratic.random(n, 2, seed=1)
-    curve = simulate(
-        problem, ALGORITHMS["frost"], Mixing(A, A), lr=fit(advice, "frost").lr, steps=60, every=1, progress=False
-    ).mean("grad_norm_sq")
+    with pytest.warns(UserWarning, match="falls to 8e-07 of its limit"):
+        run = simulate(
+            problem, ALGORITHMS["frost"], Mixing(A, A), lr=fit(advice, "frost").lr, steps=60, every=1, progress=False
+        )
+    curve = run.mean("grad_norm_sq")
     assert curve.max() > 1e3 * curve[0]
     assert "wild" not in fit(advise(FOUR, algorithms=["frost"]), "frost").remark
-    light = Mixing.random_integer(topologies.ring(16), seed=0)
-    with pytest.warns(UserWarning, match=r"FROST divides gradients by diag\(A\^t\).*falls to 9e-13.*Mixing.lazy"):
-        ALGORITHMS["frost"].check(Network(light))
+
+
+def test_what_starts_too_wildly_for_double_precision_warns():
+    """FROST ends 2e-8 off on the first network, 0.8 off on the second; gossip 1e-13 there, and 6e-6 on the third."""
+    calm, wild, wilder = (
+        Network(Mixing.random_integer(topologies.ring(n), seed=seed)) for n, seed in ((14, 3), (16, 3), (16, 0))
+    )
+    for network, name in ((calm, "frost"), (calm, "pull_diag"), (wild, "pull_diag"), (wild, "push_pull")):
+        ALGORITHMS[name].check(network)  # a warning would be an error
+    with pytest.warns(
+        UserWarning, match=r"FROST divides by diag\(A\^t\).*falls to 2e-05.*orders of magnitude.*Mixing.lazy"
+    ):
+        ALGORITHMS["frost"].check(wild)
+    with pytest.warns(UserWarning, match=r"Pull-Diag gossip divides.*falls to 9e-13.*rounding errors grow by as much"):
+        ALGORITHMS["pull_diag"].check(wilder)
 
 
 def test_a_family_has_a_best_size(monkeypatch):
@@ -102,8 +116,16 @@ def test_a_family_has_a_best_size(monkeypatch):
 
     monkeypatch.setattr("perron.advise.adviser.EXACT_UP_TO", 16)
     advice = advise(ring(9), Needs(steps=1_000), algorithms=["push_pull"], family=ring)
-    errors = dict(advice.family)
-    assert advice.crossover == min(errors, key=errors.get)
+    errors = {}
+    for nodes in (1, 2, 4, 8, 9, 16):  # 2 Delta / (eta T) + eta L sigma^2 / n, with L = sigma^2 = Delta = 1
+        cap = 1.0
+        if nodes > 1:
+            stable = theory.stable_lr(ALGORITHMS["push_pull"], ring(nodes), 1.0)
+            cap = min(cap, stable.upper / 2 * Network(ring(nodes)).alignment)
+        eta = min(cap, (2 * nodes / 1_000) ** 0.5)
+        errors[nodes] = 2 / (eta * 1_000) + eta / nodes
+    assert dict(advice.family) == pytest.approx(errors)
+    assert advice.crossover == min(errors, key=lambda nodes: errors[nodes])
     assert 1 < advice.crossover < 16
     assert any(f"{advice.crossover} nodes do best" in line for line in advice.words)
 

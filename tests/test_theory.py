@@ -67,7 +67,7 @@ def test_the_recursion_is_what_runs(name):
     found, near = recursion(algorithm, mixing, lr), theory.around(problem)
     assert torch.allclose(found.conserved.T @ (found.stages[0].P @ found.free), torch.zeros(()).double(), atol=1e-9)
     M, N = found.stages[0].closed(near.curvature)
-    force = near.pull.reshape(-1, 1).repeat(N.shape[-1] // near.pull.numel(), 1)
+    force = near.grads.reshape(-1, 1).repeat(N.shape[-1] // near.grads.numel(), 1)
     # A run that is long enough for push-sum weights and the like to settle, then followed by the matrices.
     start = torch.ones(5, 2, dtype=torch.float64)
     runs = list(Simulation(problem=problem, algorithm=algorithm, mixing=mixing, lr=lr, start=start).iterates(210))

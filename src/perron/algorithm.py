@@ -23,7 +23,11 @@ from perron.network import Network
 from perron.node import Node
 from perron.spectral import period_product
 
-WILD = 1e-9  # of its limit: where diag(A^t) gets as small as that, pull-only methods are not to be trusted
+# Pull-only methods are not to be trusted where diag(A^t) gets as small as WILD of its limit. Measured with exact gradients at the
+# default step on directed rings of 6 to 16 nodes with random integer weights: errors of FROST first grow to a peak, and in double
+# precision end at 1e-16 to 2e-15 of it, for good. Down to 7e-5 that is 2e-8 at most; at 2e-5 it is 0.8 and at 1e-6 110, from
+# starts that are about 1 off. Pull-Diag gossip divides its starting values only: its error is 1e-16 over the least share.
+WILD, WILD_GOSSIP = 5e-5, 1e-9
 Step = Generator[Tensor, Tensor, Any]
 Rate = float | Tensor
 
@@ -102,11 +106,15 @@ class Algorithm(ABC):
     def check(self, network: Network) -> None:
         """Raise a `MixingError` unless the network offers what the algorithm needs; warn where it will start wildly."""
         check_matrices(self.about, network.mixing)
-        if self.about.matrices == "A" and (least := network.least_return) is not None and least < WILD:
+        gossip = self.about.family == "gossip"
+        least = network.least_return if self.about.matrices == "A" else None
+        if least is not None and least < (WILD_GOSSIP if gossip else WILD):
+            harm = "rounding errors grow by as much"
+            if not gossip:
+                harm = "errors grow by many orders of magnitude first, and rounding may then spoil for good what is conserved"
             warnings.warn(
-                f"{self.about.title} divides gradients by diag(A^t), which on this network falls to {least:.0e} of its limit "
-                "before it settles: errors grow as much first, and rounding may spoil what is conserved for good. Give "
-                "self-loops more weight, as Mixing.lazy(graph, keep=0.8) does.",
+                f"{self.about.title} divides by diag(A^t), which on this network falls to {least:.0e} of its limit before it "
+                f"settles: {harm}. Give self-loops more weight, as Mixing.lazy(graph, keep=0.8) does.",
                 stacklevel=4,
             )
 

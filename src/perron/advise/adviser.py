@@ -29,10 +29,9 @@ from perron.stochastic import Matrix
 from perron.theory import Stable, stable_lr
 from perron.theory.horizon import Horizon, crossover
 from perron.theory.levels import Around, level_of
-from perron.theory.recursion import dense, unit_recursion
+from perron.theory.recursion import dense, matrix_node, unit_recursion
 from perron.theory.sensitivity import LARGEST as SENSITIVE_UP_TO
 from perron.theory.sensitivity import sensitivity
-from perron.theory.stability import matrix_node
 
 CANDIDATES = ("push_pull", "push_pull_pu", "add_opt", "push_diging", "frost", "pull_diag_gt", "stpp")
 DOUBLY = ("aug_dgm", "exact_diffusion")  # further ones where the weights are doubly stochastic

@@ -47,18 +47,18 @@ def small_step(rng: Generator, effort: int, *, step: float = 0.005, steps: int =
     seed, sizes, small = int(rng.integers(2**31)), (4, 16), 4
     floors: dict[int, float] = {}
     left: dict[int, float] = {}  # of the start, at the given step
-    ends: dict[int, float] = {}  # at the step .05
+    curves: dict[int, Any] = {}  # the same at the step .05, every 50 iterations
     rates = torch.tensor([step, 0.05], dtype=torch.float64).view(2, 1, 1)  # one for each of two trials
     for n in sizes:
         network = authors.exponential(n)
         if effort >= 30 or not left:  # without noise, n hardly matters
             exact = Logistic.synthetic(n, samples=720, batch=None, compiled=False)
             run = simulate(
-                exact, PushPull(), network, steps=steps, lr=rates, every=steps, metrics=["grad_norm_sq"], trials=2
+                exact, PushPull(), network, steps=steps, lr=rates, every=50, metrics=["grad_norm_sq"], trials=2
             )  # fmt: skip
-            left[n], ends[n] = map(float, run["grad_norm_sq"][-1])
+            left[n], curves[n] = float(run["grad_norm_sq"][-1, 0]), np.asarray(run["grad_norm_sq"])[:, 1]
         else:
-            left[n], ends[n] = left[sizes[0]], ends[sizes[0]]
+            left[n], curves[n] = left[sizes[0]], curves[sizes[0]]
         noisy = Logistic.synthetic(n, samples=SAMPLES, batch=small, compiled=False)
         run = simulate(
             noisy, PushPull(), network, steps=1500, lr=0.05, every=50, metrics=["grad_norm_sq"], seed=seed,
@@ -67,14 +67,17 @@ def small_step(rng: Generator, effort: int, *, step: float = 0.005, steps: int =
         own = SAMPLES // n
         floors[n] = run.tail("grad_norm_sq", 0.35)[0] * (own - 200) / (own - small) * small / 200
     transient = {n: left[n] / (floors[n] * step / 0.05) for n in sizes}
+    ends = {n: float(curves[n][-1]) for n in sizes}
+    since = max(50 * (1 + int(np.flatnonzero(curves[n] >= floors[n]).max(initial=-1))) for n in sizes)
     speedup = floors[4] / floors[16]
     verdict = judged(max(transient.values()) < 1, all(ends[n] < floors[n] for n in sizes) and 2 < speedup < 8)
     text = (
         f"exponential: at {step:g} the start leaves {left[4]:.1e}, {left[16]:.1e} for n = 4, 16, {transient[4]:.0f} and "
         f"{transient[16]:.0f} times the floor; at .05 {ends[4]:.0e}, {ends[16]:.0e}, below floors {floors[4]:.1e}, "
-        f"{floors[16]:.1e}"
+        f"{floors[16]:.1e}" + (f" from iteration {since:,} on" if since <= steps else "")
     )
     figures = {f"left, n = {n}": left[n] for n in sizes} | {f"floor at .05, n = {n}": floors[n] for n in sizes}
+    figures |= {"below the floor from": float(since)} if since <= steps else {}
     example = {"network": "the authors' exponential", "n": 16, "step": step, "steps": steps, "left": left[16]}
     return Evidence(verdict, text, figures | {"speedup": speedup}, None if verdict == "holds" else example)
 

@@ -313,27 +313,30 @@ def residual_blocks(rng: Generator, effort: int, *, tighten: float = 1.0) -> Evi
         return float(block_variance(pair, lengths).max()) / (tighten * limit)
 
     found = worst(score, rng, effort)
-    shown = {}
+    shown, single = {}, {}
     for name, build in (("exponential", topologies.exponential), ("ring+chords", topologies.chordal_ring)):
         several = [Mixing.random_integer(build(16), seed=int(rng.integers(2**31))) for _ in range(max(6, effort // 8))]
         known = [Pair(np.asarray(one.pull), np.asarray(one.push), name) for one in several]
         curves = [block_variance(pair, lengths) / lengths * pair.nodes / pair.c**2 for pair in known]
-        shown[name] = np.median(curves, axis=0)
+        shown[name], single[name] = np.median(curves, axis=0), [float(curve[0]) for curve in curves]
     persists = min(float(curve[0]) for curve in shown.values())
     largest = worst(
         lambda pair: float(block_variance(pair, lengths[:1])[0]) * pair.nodes / pair.c**2, rng, effort // 2
     ).ratio
     verdict = judged(within(found.ratio) and persists > 1e-3)
     ring = ", ".join(f"{value:.2g}" for value in shown["ring+chords"][[0, 2, 3, 4, 5]])
+    ends = {name: f"{min(values):.2g} to {max(values):.2g}" for name, values in single.items()}
     text = (
-        f"block variance / bound {found.ratio:.2g} of {found.tried} pairs; over c^2 s^2/n: ring+chords16 {ring} for m = 1, 5, "
-        f"20, 100, 400; exp16 {shown['exponential'][0]:.2f} (m = 1); largest for m = 1 {largest:.1g}"
+        f"block variance / bound {found.ratio:.2g} of {found.tried} pairs; over c^2 s^2/n, medians of {len(several)} weightings: "
+        f"ring+chords16 {ring} for m = 1, 5, 20, 100, 400; exp16 {shown['exponential'][0]:.2g} for m = 1; of single ones "
+        f"{ends['ring+chords']} and {ends['exponential']} for m = 1; largest of all pairs {largest:.1g}"
     )
     figures = {"worst": found.ratio, "largest single": largest} | {
         f"{name}16, m = {int(m)}": float(v)
         for name, curve in shown.items()
         for m, v in zip(lengths, curve, strict=True)
     }
+    figures |= {f"{name}16, m = 1, {end.__name__}": end(v) for name, v in single.items() for end in (min, max)}
     return Evidence(verdict, text, figures, None if verdict == "holds" else found.pair.data())
 
 

@@ -177,7 +177,7 @@ class Driven:
         k = len(self.curvature)
         near = Around(
             curvature=self.curvature,
-            pull=torch.zeros(self.n, k, dtype=torch.float64),
+            grads=torch.zeros(self.n, k, dtype=torch.float64),
             noise=torch.ones(self.n, k, dtype=torch.float64),
         )
         return float(getattr(level_of(recursion(self.algorithm, mixing), near, lr), metric))

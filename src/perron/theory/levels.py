@@ -92,13 +92,13 @@ class Around:
 
     Attributes:
         curvature: the nodes' Hessians H_i, ``(n, d, d)``; or ``(d,)``, the eigenvalues of one H that all nodes share.
-        pull: c_i = grad f_i(x*), which sum to zero, ``(n, d)``; in the eigenvectors of H if that is shared.
+        grads: c_i = grad f_i(x*), which sum to zero, ``(n, d)``; in the eigenvectors of H if that is shared.
         noise: covariances of the nodes' gradients, ``(n, d, d)``; variances ``(n, d)`` in the eigenvectors of a shared H, whose
             covariances with each other do not matter.
     """
 
     curvature: Tensor
-    pull: Tensor
+    grads: Tensor
     noise: Tensor
 
     @property
@@ -121,14 +121,14 @@ def around(problem: Problem, *, noise: bool = True) -> Around:
             raise _unknown_noise()
         covariances = torch.zeros(problem.nodes, problem.dim, problem.dim, dtype=torch.float64)
     hessians = problem.local_hessians(x).double()
-    pull = problem.local_grads(x.expand(problem.nodes, problem.dim)).double()
+    grads = problem.local_grads(x.expand(problem.nodes, problem.dim)).double()
     covariances = covariances.double()
     if not torch.allclose(
         hessians, hessians[:1].expand_as(hessians), rtol=1e-10, atol=1e-12 * float(hessians.abs().max())
     ):
-        return Around(hessians, pull, covariances)
+        return Around(hessians, grads, covariances)
     values, turn = torch.linalg.eigh(hessians[0])
-    return Around(values, pull @ turn, torch.einsum("ji,njk,ki->ni", turn, covariances, turn))
+    return Around(values, grads @ turn, torch.einsum("ji,njk,ki->ni", turn, covariances, turn))
 
 
 @dataclass(frozen=True)
@@ -196,7 +196,7 @@ def check_nodes(problem: Problem, network: Network) -> None:
 @one_thread()
 def level_of(found: Recursion, near: Around, lr: float = 1.0) -> Level:
     """`stationary`, of a recursion and a problem's neighbourhood that are known already; with ``lr`` if that is of lr = 1."""
-    scaled = Around(lr * near.curvature, lr * near.pull, lr**2 * near.noise)
+    scaled = Around(lr * near.curvature, lr * near.grads, lr**2 * near.noise)
     mean, covariance = moments(found, scaled)
     readouts = _readouts(found, near)
     bias = {name: float(((rows @ mean) ** 2).sum()) for name, rows in readouts.items()}
@@ -217,10 +217,10 @@ def moments(found: Recursion, near: Around) -> tuple[Tensor, Tensor]:
     steps, free = closed(found, near.curvature)
     repeat = steps[0].N.shape[-1] // (found.nodes if near.shared else found.nodes * near.dim)
     if near.shared:
-        force = near.pull.T.repeat(1, repeat)[:, :, None]
+        force = near.grads.T.repeat(1, repeat)[:, :, None]
         noise = torch.diag_embed(near.noise.T.repeat(1, repeat))
     else:
-        force = near.pull.reshape(1, -1, 1).repeat(1, repeat, 1)
+        force = near.grads.reshape(1, -1, 1).repeat(1, repeat, 1)
         noise = blocks(near.noise, repeat)[None]
     # A period of several steps is one long step: through = M_p ... M_1, and what the steps add is carried to its end.
     through = product(steps)

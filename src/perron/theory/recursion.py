@@ -112,6 +112,13 @@ class MatrixNode(Node):
         raise PerronError("theory knows reliable links only; measure lossy ones with `simulate`.")
 
 
+def matrix_node(network: Network) -> MatrixNode:
+    """All nodes of a network on dense matrices; who could stay away does not."""
+    pulls, pushes = ([torch.as_tensor(dense(m)) for m in side] for side in network.mixing.sequences)
+    share = torch.as_tensor(network.nodes * network.push_perron) if network.mixing.has_push else None
+    return MatrixNode(pulls, pushes, share=share, pattern=torch.zeros(network.nodes, dtype=torch.float64))
+
+
 @dataclass(frozen=True)
 class Stage:
     """One step: S+ = P S + Q g, z = R S + T g. Sizes: S is fields x n, z and g are gradients-per-step x n."""
@@ -198,20 +205,18 @@ def recursion(algorithm: Algorithm, network: Network | Mixing, lr: float = 1.0) 
     if n > LARGEST // 3:
         raise PerronError(f"theory works with dense matrices, up to {LARGEST // 3} nodes; this network has {n}.")
     check_matrices(algorithm.about, mixing)  # not `check`: whether its momentum is too much is what theory finds out
-    pulls, pushes = ([torch.as_tensor(dense(m)) for m in side] for side in mixing.sequences)
-    share = torch.as_tensor(n * network.push_perron) if mixing.has_push else None
-    absent = MatrixNode(pulls, pushes, share=share, pattern=torch.ones(n, dtype=torch.float64))
-    start = _settled(algorithm, network, absent)
-    if not _draws(algorithm, absent, start):
-        stages = _stages(algorithm, absent, start, lr, mixing.period)
+    node = matrix_node(network)
+    start = _settled(algorithm, network, node)
+    if not _draws(algorithm, node, start):
+        stages = _stages(algorithm, node, start, lr, mixing.period)
         fluctuations: tuple[tuple[Stage, ...], ...] = ()
         variance = 0.0
     else:
-        stages, fluctuations, variance = _random_stages(algorithm, absent, start, lr, mixing.period)
-    fields = _model_fields(algorithm, absent)
+        stages, fluctuations, variance = _random_stages(algorithm, node, start, lr, mixing.period)
+    fields = _model_fields(algorithm, node)
     size = len(fields) * n
     if not fluctuations:
-        _check_linear(algorithm, absent, start, lr, fields, stages[0])
+        _check_linear(algorithm, node, start, lr, fields, stages[0])
     axes = torch.eye(size, dtype=torch.float64).reshape(len(fields), n, size)
     average = algorithm.average(start._replace(**dict(zip(fields, axes, strict=True))), network)
     conserved = _conserved(stages, fluctuations)

@@ -17,7 +17,7 @@ from perron.mixing import Mixing
 from perron.network import Network
 from perron.problem import Problem
 from perron.theory.levels import Around, Closed, around, check_nodes, closed, product, spectral_radius, stationary
-from perron.theory.recursion import LARGEST, MatrixNode, as_network, dense, one_thread, unit_recursion
+from perron.theory.recursion import LARGEST, as_network, matrix_node, one_thread, unit_recursion
 
 SMALLEST, GREATEST = 1e-3, 10.0  # effective step times curvature: where trying begins and ends
 MOST = 1000.0  # where it ends if all is stable up to there
@@ -178,13 +178,6 @@ class Noiseless:
                 lambda x: (self.hessians @ x.unsqueeze(-1)).squeeze(-1) + self.force,
             )  # fmt: skip
         self.node.step += 1
-
-
-def matrix_node(network: Network) -> MatrixNode:
-    """All nodes of a network on dense matrices; who could stay away does not."""
-    pulls, pushes = ([torch.as_tensor(dense(m)) for m in side] for side in network.mixing.sequences)
-    share = torch.as_tensor(network.nodes * network.push_perron) if network.mixing.has_push else None
-    return MatrixNode(pulls, pushes, share=share, pattern=torch.zeros(network.nodes, dtype=torch.float64))
 
 
 def _curvature(problem: Problem | float | Tensor | Around, network: Network) -> Tensor:
