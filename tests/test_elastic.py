@@ -184,7 +184,7 @@ def test_a_newcomer_that_does_not_fit_is_sent_away(launched, tmp_path):
 def test_less_than_half_do_not_go_on(launched, tmp_path):
     process = launched(faults={str(node): ["kill", 40] for node in (0, 1, 2)}, steps=3000)
     code, said = ended(process)
-    assert code == 1, said
+    assert code == 3, said
     assert "of the 5 members are left, and more than half are needed" in said
     assert "Start again from the last checkpoint" in said
     assert results(tmp_path) == {}
@@ -193,7 +193,7 @@ def test_less_than_half_do_not_go_on(launched, tmp_path):
 def test_without_elastic_all_stop_and_name_the_dead(launched, tmp_path):
     process = launched(elastic=False, nodes=4, faults={"1": ["kill", 40]}, steps=100_000)
     code, said = ended(process)
-    assert code == 1, said
+    assert code == 3, said
     assert "Node 1 was killed by SIGKILL." in said
     assert "lost node 1 in step" in said
 
