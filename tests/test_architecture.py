@@ -30,6 +30,8 @@ LAYERS = [
     ["speedup"],
     ["run"],
     ["study"],
+    ["job"],
+    ["pools"],
     ["experiment"],
     ["conclusions"],
     ["study_cli", "data_cli", "design_cli", "advise_cli", "paper_cli"],

@@ -13,6 +13,7 @@ from perron.errors import PerronError
 
 if TYPE_CHECKING:
     from perron.experiment import Outcome
+    from perron.pools import Pool
 
 app = typer.Typer(help="Studies: sweeps over networks, algorithms and steps, from a file.", no_args_is_help=True)
 QUIET = 60.0  # seconds between two lines of news where there is no terminal
@@ -43,16 +44,28 @@ def run(
     ] = None,
     out: Annotated[Path | None, typer.Option(metavar="DIR", help="Where results go (default: results/NAME).")] = None,
     workers: Annotated[int | None, typer.Option(min=1, help="Processes (default: one for each core).")] = None,
+    on: Annotated[str, typer.Option(metavar="POOL", help="Who does the runs: local, ray or slurm.")] = "local",
+    address: Annotated[
+        str | None, typer.Option(metavar="ADDR", help="A Ray cluster (default: a new one on this machine).")
+    ] = None,
+    slurm: Annotated[
+        list[str] | None,
+        typer.Option(metavar="KEY=VALUE", help="An option of Slurm, as partition=long, time=90 or mem=4GB."),
+    ] = None,
 ) -> None:
     """Run a study, or go on with one that was stopped: finished runs are not repeated.
 
     perron study run synthetic-speedup
     perron study run my-study.toml --set trials=5 --out results/quick
+    perron study run my-study.toml --on ray --address auto
+    perron study run my-study.toml --on slurm --slurm partition=short --slurm time=60
     """
+    from perron.pools import chosen
     from perron.study import load, parse
 
     loaded = load(study, parse(change or []))
-    finish(run_with_progress(loaded, out or Path("results") / loaded.name, workers))
+    pool = chosen(on, workers=workers, address=address, slurm=parse(slurm or [], "--slurm"))
+    finish(run_with_progress(loaded, out or Path("results") / loaded.name, pool=pool))
 
 
 @app.command()
@@ -76,7 +89,7 @@ def show(folder: Folder) -> None:
     finish(read_study(folder), files=False)
 
 
-def run_with_progress(study: Any, folder: Path, workers: int | None = None) -> Outcome:
+def run_with_progress(study: Any, folder: Path, workers: int | None = None, pool: Pool | None = None) -> Outcome:
     """Run a study with a progress bar on standard error."""
     from rich.console import Console
     from rich.progress import (
@@ -120,6 +133,7 @@ def run_with_progress(study: Any, folder: Path, workers: int | None = None) -> O
                 study,
                 folder,
                 workers=workers,
+                pool=pool,
                 progress=lambda share: bar.update(task, completed=share),
                 began=began,
                 news=news,
