@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 import perron
+from perron.job import LOOKERS
 
 SOURCE = Path(perron.__file__).parent
 # A module may import those on lines above its own, and no others.
@@ -30,6 +31,8 @@ LAYERS = [
     ["speedup"],
     ["run"],
     ["study"],
+    ["job"],
+    ["pools"],
     ["experiment"],
     ["conclusions"],
     ["command"],
@@ -79,3 +82,18 @@ def test_every_public_name_can_be_had():
 def test_modules_stay_readable():
     for path in SOURCE.rglob("*.py"):
         assert len(path.read_text().splitlines()) <= 470, f"{path.name} has grown too long: split it"
+
+
+def test_what_a_run_needs_is_not_taken_for_a_looker():
+    """A result is thrown away when code that decides it has changed; what a run imports may decide it."""
+    tops = {path.relative_to(SOURCE).parts[0] for path in SOURCE.rglob("*.py")}
+    found, new = set(), {"job"}
+    while new:
+        found |= new
+        files = [
+            path for name in new for path in (SOURCE / f"{name}.py", *(SOURCE / name).rglob("*.py")) if path.is_file()
+        ]
+        new = set().union(*(imported(path) for path in files)) & set(RANK) - found
+    decisive = {name if name in tops else f"{name}.py" for name in found}
+    assert {"simulation.py", "algorithms", "keyed.py"} <= decisive
+    assert decisive & LOOKERS == {"plots.py"}  # which a history asks to draw it
