@@ -30,6 +30,8 @@ LAYERS = [
     ["speedup"],
     ["run"],
     ["study"],
+    ["job"],
+    ["pools"],
     ["experiment"],
     ["conclusions"],
     ["command"],

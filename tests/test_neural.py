@@ -33,7 +33,8 @@ from perron import (
 )  # fmt: skip
 from perron.augment import PRESETS
 from perron.data import Images
-from perron.experiment import Outcome, do, run_study
+from perron.experiment import Outcome, run_study
+from perron.job import do
 from perron.keyed import NOISE, Keyed
 from perron.problems import Neural, Quadratic
 from perron.problems.neural import vector

@@ -15,7 +15,8 @@ import pytest
 
 from perron import conclusions, experiment
 from perron.errors import PerronError
-from perron.experiment import do, read_study, run_study
+from perron.experiment import read_study, run_study
+from perron.job import do
 from perron.study import Study, load, parse, shipped
 
 QUICK = """

@@ -1,4 +1,4 @@
-"""Running a study: on all cores, one process for each run, resumable, into one flat table.
+"""Running a study: on all cores or many machines, one process for each run, resumable, into one flat table.
 
 A study's directory holds
 
@@ -14,31 +14,23 @@ again. Numbers depend on the seeds only; durations stand in the JSON files, so t
 
 from __future__ import annotations
 
-import hashlib
 import json
-import multiprocessing
-import os
 import platform
-import signal
 import subprocess
-import sys
 import time
-import warnings
-from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import wait
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from functools import lru_cache
-from math import isnan, nan
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from filelock import FileLock, Timeout
-from threadpoolctl import threadpool_limits
 
 from perron.atomic import write_bytes
 from perron.errors import FileError, PerronError
+from perron.job import PARTIAL, Job, Report, code, cost, versions
+from perron.pools import Local, Pool, cores
 from perron.progress import spoken
 from perron.run import Run
 from perron.study import Study
@@ -46,30 +38,7 @@ from perron.study import Study
 if TYPE_CHECKING:
     import pandas as pd
 
-# What only looks at results, or gets files, does not decide them.
-LOOKERS = {
-    "cli.py",
-    "study_cli.py",
-    "data_cli.py",
-    "design_cli.py",
-    "advise_cli.py",
-    "paper_cli.py",
-    "command.py",
-    "arguments.py",
-    "named.py",
-    "plain.py",
-    "fetch.py",
-    "plots.py",
-    "speedup.py",
-    "conclusions",
-}
-POLL = 0.25  # seconds between looks at the progress
 TURN = 7.0  # seconds for which one run is in the news
-TOLD = ("loss_mean", "grad_norm_sq", "test_accuracy")  # of a run under way, besides its step
-FACTS = 3 + len(TOLD)
-PARTIAL = ".partial"
-_shared: Any = None  # in a worker: how far each run is
-_parent = 0
 
 
 @dataclass
@@ -95,6 +64,7 @@ def run_study(
     folder: str | Path,
     *,
     workers: int | None = None,
+    pool: Pool | None = None,
     progress: Callable[[float], None] | None = None,
     began: Callable[[int, int], None] | None = None,
     news: Callable[[str], None] | None = None,
@@ -104,6 +74,7 @@ def run_study(
     Args:
         folder: the study's directory.
         workers: processes; by default as many as this process may use cores.
+        pool: who does the runs, see `perron.pools`; by default processes on this machine.
         progress: called now and then with the share of the work that is done.
         began: called once with the number of runs and of those that are done already.
         news: called now and then with a line about a run that is under way: its step, and what was measured last.
@@ -121,7 +92,7 @@ def run_study(
         outcome = Outcome(study, folder, table=None, seconds=0.0, reused=len(study.runs) - len(todo))
         try:
             if todo:
-                outcome.failed = _run_all(study, todo, folder, workers or cores(), progress, news)
+                outcome.failed = _run_all(study, todo, folder, pool or Local(workers=workers), progress, news)
         finally:  # whatever happens, what is finished is collected
             outcome.seconds, outcome.table = time.monotonic() - clock, _collected(study, folder)
             told = _told(study, folder)
@@ -133,11 +104,6 @@ def run_study(
             write_bytes(folder / "results.parquet", outcome.table.to_parquet(index=False))
             _write_json(folder / "manifest.json", _manifest(outcome, started, told))
         return outcome
-
-
-def cores() -> int:
-    """How many cores this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def read_study(folder: str | Path) -> Outcome:
@@ -153,188 +119,55 @@ def read_study(folder: str | Path) -> Outcome:
         raise FileError(f"{folder} holds no results of a study ({why}); perron study run makes them.") from None
 
 
-def do(
-    run: Run,
-    tell: Callable[[int, int, Mapping[str, float]], None] | None = None,
-    kept: Path | None = None,
-    save_every: float = 60.0,
-) -> tuple[pd.DataFrame, list[str]]:
-    """One run: its table, and the warnings it gave. It is kept in a file, if given, and goes on from it."""
-    import torch
-
-    from perron.network import Network
-    from perron.simulation import simulate
-
-    problem, algorithm, mixing = run.build()
-    network = Network(mixing)
-    lr, steps = run.rate(algorithm, network, problem.smoothness)
-    with warnings.catch_warnings(record=True) as caught, torch.no_grad():
-        warnings.simplefilter("always")
-        history = simulate(
-            problem,
-            algorithm,
-            mixing,
-            steps=steps,
-            lr=lr,
-            every=run.every,
-            metrics=run.metrics,
-            final_metrics=run.final_metrics,
-            trials=run.trials,
-            seed=run.seed,
-            dtype=getattr(torch, run.precision) if run.precision else None,
-            device=run.device,
-            progress=(lambda step, values: tell(step, steps, values)) if tell else False,
-            checkpoint=kept,
-            save_every=save_every,
-        )
-    if history.interrupted:
-        raise KeyboardInterrupt  # half a run is none
-    facts = _facts(network) | {"lr": lr, "steps": steps, "effective_step": lr * algorithm.effective_step(network)}
-    facts["predicted"] = _predicted(problem, facts["effective_step"])
-    table = history.frame().drop(columns=["algorithm", "network", "nodes", "lr", "seed"])
-    measured = list(history.values)
-    table = table.assign(**run.columns, **facts)
-    first = [*run.columns, *facts]
-    return table[[*first, "step", "trial", *measured]], [str(warning.message) for warning in caught]
-
-
-def _facts(network: Any) -> dict[str, float]:
-    """The network's numbers that theory speaks of."""
-    both = network.mixing.has_pull and network.mixing.has_push
-    return {
-        "c": network.alignment if both else float("nan"),
-        "s_A": network.pull_sum if network.mixing.has_pull else float("nan"),
-        "s_B": network.push_sum if network.mixing.has_push else float("nan"),
-    }
-
-
-def _predicted(problem: Any, step: float) -> float:
-    from perron.theory import noise_floor
-
-    try:
-        return noise_floor(problem, step)
-    except PerronError:
-        return float("nan")
-
-
-# ---- the pool
+# ---- running
 
 
 def _run_all(
     study: Study,
     todo: list[Run],
     folder: Path,
-    workers: int,
+    pool: Pool,
     progress: Callable[[float], None] | None,
     news: Callable[[str], None] | None,
 ) -> dict[str, str]:
-    """Do the runs in a pool of processes; what went wrong, by run."""
-    from pebble import ProcessPool
-
-    context = multiprocessing.get_context("spawn")
-    shared = context.RawArray("d", FACTS * len(todo))  # without a lock, which a killed worker would keep
-    work = [cost(run) for run in todo]
-    order = sorted(range(len(todo)), key=lambda i: -work[i])  # long ones first: the cores finish together
-    places = {run.key: i for i, run in enumerate(todo)}
+    """Have a pool do the runs; what went wrong, by run."""
+    queue = sorted(todo, key=cost, reverse=True)  # long ones first: the workers finish together
+    files = [(folder / "runs" / _name(run)).absolute() for run in queue]
+    made_with = versions() | {"its code": code()}
+    jobs = [
+        Job(run, target, save_every=study.save_every, timeout=study.timeout, versions=made_with)
+        for run, target in zip(queue, files, strict=True)
+    ]
+    work = [cost(run) for run in queue]
+    shares = [0.0] * len(queue)
+    reports: dict[int, Report] = {}  # of the runs under way
     failed: dict[str, str] = {}
-    pool = ProcessPool(
-        max_workers=min(workers, len(todo)), context=context, initializer=_begin, initargs=(shared, os.getpid())
-    )
-    try:
-        futures: dict[Any, Run] = {}
-        with _without_interrupts():
-            for i in order:
-                arguments = [todo[i], i, folder / "runs" / _name(todo[i]), study.save_every]
-                futures[pool.schedule(_work, args=arguments, timeout=60 * study.timeout)] = todo[i]
-        pending: set[Any] = set(futures)
-        while pending:
-            done, pending = wait(pending, timeout=POLL)
-            for future in done:
-                run = futures[future]
-                if said := _ended(future, study.timeout):
-                    failed[run.key] = f"{run}: {said}"
-                shared[FACTS * places[run.key]] = 1.0
-            shares = shared[::FACTS]
+
+    def told(place: int, report: Report) -> None:
+        if shares[place] < 1.0:
+            reports[place], shares[place] = report, report.share
+
+    with closing(pool.run(jobs, told)) as ends:
+        for end in ends:
+            if end is not None:
+                place, said = end
+                if said is None and not files[place].with_suffix(".parquet").exists():
+                    said = "ended, but its results are not there"
+                if said is not None:
+                    failed[queue[place].key] = f"{queue[place]}: {said}"
+                reports.pop(place, None)
+                shares[place] = 1.0
             if progress:
                 progress(sum(weight * share for weight, share in zip(work, shares, strict=True)) / sum(work))
-            if news and (under_way := [i for i, share in enumerate(shares) if 0 < share < 1]):
-                turn = under_way[int(time.monotonic() / TURN) % len(under_way)]
-                news(_news(todo[turn], shared[FACTS * turn : FACTS * (turn + 1)]))
-        pool.close()  # type: ignore[no-untyped-call]
-    finally:
-        pool.stop()  # type: ignore[no-untyped-call]
-        pool.join()
+            if news and (under_way := [place for place, report in reports.items() if report.step]):
+                place = sorted(under_way)[int(time.monotonic() / TURN) % len(under_way)]
+                news(_news(queue[place], reports[place]))
     return {run.key: failed[run.key] for run in todo if run.key in failed}
 
 
-def _news(run: Run, facts: list[float]) -> str:
-    _, step, steps, *values = facts
-    measured = {name: value for name, value in zip(TOLD, values, strict=True) if not isnan(value)}
-    said = f"{run}: step {step:.0f} of {steps:.0f}"
-    return f"{said}, {spoken(measured)}" if measured else said
-
-
-@contextmanager
-def _without_interrupts() -> Iterator[None]:
-    """Threads and processes that start within it never see Ctrl-C, which a terminal sends to all; this thread does afterwards."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
-def cost(run: Run) -> float:
-    """How much work a run is, in gradients of one node."""
-    longest = run.steps if run.horizon is None or isinstance(run.lr, str) else min(run.steps, run.horizon / run.lr)
-    return run.nodes * run.trials * longest + 1
-
-
-def _ended(future: Any, minutes: float) -> str | None:
-    """What went wrong with a run, or None."""
-    from pebble import ProcessExpired
-
-    try:
-        future.result()
-    except TimeoutError:
-        return f"took longer than timeout = {minutes:g} minutes and was stopped"
-    except ProcessExpired as error:
-        return f"its process was killed (exit code {error.exitcode})"
-    except PerronError as error:
-        return str(error)
-    except MemoryError:
-        return "ran out of memory"
-    except Exception as error:  # whatever it is, the other runs go on and this one is named
-        return f"{type(error).__name__}: {error}"
-    return None
-
-
-def _begin(shared: Any, parent: int) -> None:
-    """What each worker does first."""
-    global _shared, _parent
-    import torch
-
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which then stops the workers
-    _shared, _parent = shared, parent
-    torch.set_num_threads(1)  # small tensors are faster on one thread, and the workers share the cores
-    threadpool_limits(1)
-
-
-def _work(run: Run, place: int, target: Path, save_every: float) -> None:
-    """A run in a worker; its files are the target with a suffix."""
-
-    def tell(step: int, steps: int, values: Mapping[str, float]) -> None:
-        if os.getppid() != _parent:  # the study was killed: don't go on as an orphan
-            sys.exit(1)
-        facts = [step / max(steps, 1), step, steps, *(values.get(name, nan) for name in TOLD)]
-        _shared[FACTS * place : FACTS * (place + 1)] = facts
-
-    started, kept = time.perf_counter(), target.with_suffix(PARTIAL)
-    table, warned = do(run, tell, kept, save_every)
-    told = {"run": run.model_dump(mode="json"), "seconds": round(time.perf_counter() - started, 3), "warnings": warned}
-    _write_json(target.with_suffix(".json"), told)
-    write_bytes(target.with_suffix(".parquet"), table.to_parquet(index=False))  # last: now it is finished
-    kept.unlink(missing_ok=True)
+def _news(run: Run, report: Report) -> str:
+    said = f"{run}: step {report.step} of {report.steps}"
+    return f"{said}, {measured}" if (measured := spoken(report.values)) else said
 
 
 # ---- files
@@ -441,17 +274,6 @@ def _manifest(outcome: Outcome, started: datetime, told: dict[str, dict[str, Any
         "failed": outcome.failed,
         "warned": outcome.warned,
     }
-
-
-@lru_cache
-def code() -> str:
-    """A hash of perron's own files that decide numbers: results of other code are not taken for results of this."""
-    here = Path(__file__).parent
-    digest = hashlib.sha256()
-    for path in sorted(here.rglob("*.py")):
-        if path.relative_to(here).parts[0] not in LOOKERS:
-            digest.update(path.relative_to(here).as_posix().encode() + path.read_bytes())
-    return digest.hexdigest()[:8]
 
 
 def _commit() -> str | None:

@@ -295,13 +295,14 @@ def shipped() -> dict[str, Path]:
     return {path.stem: path for path in sorted(folder.glob("*.toml"))}
 
 
-def parse(pairs: list[str]) -> dict[str, Any]:
-    """``key=value`` texts with TOML values (or plain words) as changes to a study."""
+def parse(pairs: list[str], option: str = "--set") -> dict[str, Any]:
+    """``key=value`` texts with TOML values (or plain words), as changes to a study or to whatever else has keys."""
     changes = {}
     for pair in pairs:
         key, equals, value = pair.partition("=")
         if not equals or not key:
-            raise PerronError(f"--set takes KEY=VALUE, as lr=0.01 or problem.batch=50; got {pair!r}.")
+            example = "lr=0.01 or problem.batch=50" if option == "--set" else "time=60"
+            raise PerronError(f"{option} takes KEY=VALUE, as {example}; got {pair!r}.")
         try:
             changes[key.strip()] = tomllib.loads(f"value = {value}")["value"]
         except tomllib.TOMLDecodeError:

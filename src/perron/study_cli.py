@@ -16,6 +16,7 @@ from perron.errors import FailedError, FileError, PerronError
 if TYPE_CHECKING:
     from perron.conclusions.conclusion import Conclusion
     from perron.experiment import Outcome
+    from perron.pools import Pool
 
 app = App(
     help="""Run sweeps over networks, algorithms and steps, from a file.
@@ -111,6 +112,14 @@ def run(
     workers: Workers = None,
     out: Annotated[Path | None, out_option("Where results go (default: results/NAME).", "DIR")] = None,
     as_json: Json = False,
+    on: Annotated[str, typer.Option(metavar="POOL", help="Who does the runs: local, ray or slurm.")] = "local",
+    address: Annotated[
+        str | None, typer.Option(metavar="ADDR", help="A Ray cluster (default: a new one on this machine).")
+    ] = None,
+    slurm: Annotated[
+        list[str] | None,
+        typer.Option(metavar="KEY=VALUE", help="An option of Slurm, as partition=long, time=90 or mem=4GB."),
+    ] = None,
 ) -> None:
     """Run a study, or go on with one that was stopped.
 
@@ -118,11 +127,15 @@ def run(
 
     perron study run synthetic-speedup
     perron study run my-study.toml --set trials=5 --out results/quick
+    perron study run my-study.toml --on ray --address auto
+    perron study run my-study.toml --on slurm --slurm partition=short --slurm time=60
     """
+    from perron.pools import chosen
     from perron.study import load, parse
 
     loaded = load(study, parse(change or []))
-    finish(run_with_progress(loaded, out or Path("results") / loaded.name, workers), as_json=as_json)
+    pool = chosen(on, workers=workers, address=address, slurm=parse(slurm or [], "--slurm"))
+    finish(run_with_progress(loaded, out or Path("results") / loaded.name, pool=pool), as_json=as_json)
 
 
 @app.command()
@@ -155,7 +168,7 @@ def show(folder: Folder, as_json: Json = False) -> None:
     finish(read_study(folder), files=False, as_json=as_json)
 
 
-def run_with_progress(study: Any, folder: Path, workers: int | None = None) -> Outcome:
+def run_with_progress(study: Any, folder: Path, workers: int | None = None, pool: Pool | None = None) -> Outcome:
     """Run a study with a progress bar on standard error."""
     from rich.console import Console
     from rich.progress import (
@@ -199,6 +212,7 @@ def run_with_progress(study: Any, folder: Path, workers: int | None = None) -> O
                 study,
                 folder,
                 workers=workers,
+                pool=pool,
                 progress=lambda share: bar.update(task, completed=share),
                 began=began,
                 news=news,
