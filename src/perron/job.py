@@ -21,10 +21,11 @@ from threadpoolctl import threadpool_limits
 
 from perron.atomic import write_bytes
 from perron.errors import FileError, PerronError
-from perron.run import Run
 
 if TYPE_CHECKING:
     import pandas as pd
+
+    from perron.run import Run
 
 # What only looks at results, gets files, or carries runs to where they are done, does not decide numbers.
 LOOKERS = {
@@ -123,6 +124,8 @@ class Job:
     @classmethod
     def read(cls, text: str) -> Job:
         """The job that a text stands for."""
+        from perron.run import Run
+
         found = json.loads(text)
         return cls(**(found | {"run": Run.model_validate(found["run"]), "target": Path(found["target"])}))
 

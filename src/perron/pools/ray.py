@@ -25,7 +25,7 @@ from perron.pools.local import cores
 from perron.pools.pool import POLL, Ends, Told, needed, overdue, without_interrupts
 
 GRACE = 10.0  # seconds in which Ray may end a run that is cancelled; after that its process is killed
-SEEN = "seen.token"  # a file in the study's directory, by which a worker knows that it is the same one
+SEEN = "seen.part"  # a file beside the runs, by which a worker knows that it sees the same directory
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -16,7 +16,9 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import redirect_stderr
 from dataclasses import dataclass, field
+from io import StringIO
 from math import ceil
 from pathlib import Path
 from typing import Any
@@ -101,7 +103,8 @@ class Slurm:
             **({"time": minutes, "cpus_per_task": 1} | given | limit | {"job_name": name, "signal_delay_s": 1})
         )
         try:
-            return [job.job_id for job in executor.map_array(_work, *zip(*tasks, strict=True))]
+            with redirect_stderr(StringIO()):  # submitit prints what it raises
+                return [job.job_id for job in executor.map_array(_work, *zip(*tasks, strict=True))]
         except (RuntimeError, OSError) as error:
             raise PerronError(f"Slurm refused the jobs: {' '.join(str(error).split())[-300:]}") from None
 
