@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
+import platform
 import shutil
 import signal
 import subprocess
@@ -208,12 +210,13 @@ def _work(text: str, told: str, beat: str) -> None:
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     signal.signal(signal.SIGUSR2, signal.SIG_IGN)
     file, last = Path(told), float("-inf")
+    where = {"machine": platform.node(), "process": os.getpid()}  # for whoever looks after it
 
     def report(news: Report) -> None:
         nonlocal last
         if time.monotonic() - last > LOOK:
             last = time.monotonic()
-            write_bytes(file, json.dumps(news._asdict()).encode())
+            write_bytes(file, json.dumps(news._asdict() | where).encode())
             if _silent(file, Path(beat)):
                 sys.exit(1)
 
