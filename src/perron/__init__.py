@@ -103,7 +103,7 @@ _HOME = {
 }  # fmt: skip
 _MODULES = [
     "advise", "algorithms", "augment", "authors", "checkpoint", "data", "design", "distributed", "errors", "estimate", "files",
-    "metrics", "models", "optim", "partition", "plots", "problems", "schedule", "spectral", "speedup", "study",
+    "metrics", "models", "optim", "partition", "plots", "pools", "problems", "schedule", "spectral", "speedup", "study",
     "theory", "topologies", "wiring",
 ]  # fmt: skip
 _MODULE_OF = {name: module for module, names in _HOME.items() for name in names}

@@ -62,7 +62,8 @@ class Ray:
         except (ConnectionError, RuntimeError, ValueError) as error:
             said = " ".join(str(error).split())[:300]
             where = f"at {self.address}" if self.address else "on this machine"
-            raise PerronError(f"There is no Ray cluster {where}: {said}") from None
+            hint = " If it asks for a token, set RAY_AUTH_MODE=token." if self.address else ""
+            raise PerronError(f"There is no Ray cluster {where}: {said.rstrip('.')}.{hint}") from None
         try:
             yield
         finally:

@@ -18,7 +18,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import redirect_stderr
+from contextlib import redirect_stderr, suppress
 from dataclasses import dataclass, field
 from io import StringIO
 from math import ceil
@@ -45,16 +45,16 @@ TAKEN = {  # options of sbatch, and how short ones are spelt there
     "gpus": "gpus_per_node",
 }
 SAID = {
-    "TIMEOUT": "Slurm stopped it at the end of its time, see --slurm time=MINUTES",
-    "CANCELLED": "it was cancelled in Slurm",
-    "PREEMPTED": "Slurm stopped it for the sake of other jobs",
-    "OUT_OF_MEMORY": "it needed more memory than Slurm gave it, see --slurm mem=...",
-    "NODE_FAIL": "its machine failed",
-    "FAILED": "its process was killed",
-    "COMPLETED": "it ended without results",
-    "BOOT_FAIL": "its machine did not start",
-    "DEADLINE": "Slurm stopped it at its deadline",
-    "GONE": "it is gone from Slurm's queue",
+    "TIMEOUT": "was stopped by Slurm at the end of its time, see --slurm time=MINUTES",
+    "CANCELLED": "was cancelled in Slurm",
+    "PREEMPTED": "was stopped by Slurm for the sake of other jobs",
+    "OUT_OF_MEMORY": "needed more memory than Slurm gave it, see --slurm mem=...",
+    "NODE_FAIL": "was on a machine that failed",
+    "BOOT_FAIL": "was on a machine that did not start",
+    "DEADLINE": "was stopped by Slurm at its deadline",
+    "FAILED": "its process failed or was killed",
+    "COMPLETED": "ended without results",
+    "GONE": "is gone from Slurm's queue",
 }
 
 
@@ -122,7 +122,8 @@ class Slurm:
     def _cancel(self, name: str, job: str | None = None) -> None:
         """Cancel a job, or all of that name."""
         command = ["scancel", f"--name={name}", *([job] if job else [])]
-        subprocess.run(command, capture_output=True, check=False, timeout=60)  # noqa: S603
+        with suppress(subprocess.TimeoutExpired):  # if Slurm does not answer, they end when they find us silent
+            subprocess.run(command, capture_output=True, check=False, timeout=60)  # noqa: S603
 
 
 class _Crew:
