@@ -120,6 +120,14 @@ def run(
     ] = None,
     out: Annotated[Path | None, out_option("Where results go (default: results/NAME).", "DIR")] = None,
     as_json: Json = False,
+    on: Annotated[str, typer.Option(metavar="POOL", help="Who does the runs: local, ray or slurm.")] = "local",
+    address: Annotated[
+        str | None, typer.Option(metavar="ADDR", help="A Ray cluster (default: a new one on this machine).")
+    ] = None,
+    slurm: Annotated[
+        list[str] | None,
+        typer.Option(metavar="KEY=VALUE", help="An option of Slurm, as partition=long, time=90 or mem=4GB."),
+    ] = None,
 ) -> None:
     """Run a study, or go on with one that was stopped.
 
