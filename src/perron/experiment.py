@@ -54,6 +54,7 @@ LOOKERS = {
     "design_cli.py",
     "advise_cli.py",
     "paper_cli.py",
+    "report_cli.py",
     "command.py",
     "arguments.py",
     "named.py",
@@ -62,6 +63,7 @@ LOOKERS = {
     "plots.py",
     "speedup.py",
     "conclusions",
+    "report",
 }
 POLL = 0.25  # seconds between looks at the progress
 TURN = 7.0  # seconds for which one run is in the news
