@@ -32,9 +32,10 @@ LAYERS = [
     ["study"],
     ["experiment"],
     ["conclusions"],
+    ["report"],
     ["command"],
     ["arguments"],
-    ["study_cli", "data_cli", "design_cli", "advise_cli", "paper_cli"],
+    ["report_cli", "study_cli", "data_cli", "design_cli", "advise_cli", "paper_cli"],
     ["cli"],
     ["__main__"],
 ]

@@ -213,15 +213,20 @@ def run_with_progress(study: Any, folder: Path, workers: int | None = None) -> O
 
 def finish(outcome: Outcome, *, files: bool = True, only: Sequence[str] = (), as_json: bool = False) -> None:
     """Show what a study found (all its tables, or only some), write its files, and say which runs failed."""
+    from perron import report
     from perron.conclusions import conclude, failures, write
 
     try:
         found = conclude(outcome)
     except PerronError as error:
+        if files:  # its page says what went wrong
+            report.write([outcome], outcome.folder / "report.html")
         hidden = outcome.failed and not outcome.table.empty
         said = f"{error} Besides, runs failed: {failures(outcome)}" if hidden else str(error)
         raise (FailedError if outcome.failed else PerronError)(said) from None
     paths = write(outcome, found) if files else []
+    if files:
+        paths.append(report.write([outcome], outcome.folder / "report.html", concluded=found))
     if as_json:
         write_json(
             {
@@ -262,7 +267,8 @@ def _print(outcome: Outcome, found: Conclusion, paths: list[Path], only: Sequenc
     lines = [f"{len(outcome.study.runs) - len(outcome.failed)} runs in {outcome.seconds:.0f} s{before}."]
     if paths:
         lines += [f"Picture: {path}" for path in paths if path.suffix == ".png"]
-        lines.append(f"Table: {outcome.folder / 'results.parquet'}; report: {outcome.folder / 'report.md'}")
+        lines.append(f"Table: {outcome.folder / 'results.parquet'}; as text: {outcome.folder / 'report.md'}")
+        lines.append(f"Report: {outcome.folder / 'report.html'} (open it in a browser)")
     if outcome.warned:
         lines.append(f"{len(outcome.warned)} runs gave warnings (manifest.json): {next(iter(outcome.warned.values()))}")
     for line in [*lines, *found.sentences]:

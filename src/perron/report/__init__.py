@@ -26,10 +26,11 @@ import pandas as pd
 
 from perron import __version__
 from perron.atomic import write_bytes
-from perron.conclusions import conclude, plain
+from perron.conclusions import conclude
 from perron.conclusions.conclusion import Conclusion
 from perron.errors import PerronError
 from perron.experiment import Outcome, read_study
+from perron.plain import plain
 from perron.report import charts, curves, facts, networks
 
 HERE = Path(__file__).parent

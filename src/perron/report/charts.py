@@ -1,6 +1,6 @@
 """Charts of what was concluded, from a conclusion's summary: panels of lines with error bars, and heat maps.
 
-A chart is ``{title, about, x, y, log_x, log_y, panels: [{title, note, lines: [line]}]}``; a line has a label, ``x`` and ``y``, maybe
+A chart is ``{title, about, x, y, log_x, log_y, panels: [{title, note, lines: [line]}]}``; a line has a label, ``x``, ``y``; maybe
 ``low`` and ``high``, the ends of its error bars; a ``guide`` is a reference without points. The page draws them all alike.
 """
 
@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from perron.conclusions.comparison import FAR
 from perron.conclusions.conclusion import VARYING, Conclusion, panel_title, spoken, told
 from perron.experiment import Outcome
 
@@ -108,7 +109,7 @@ def _times(summary: dict[str, Any]) -> Iterable[dict[str, Any]]:
         "title": "Speedup: how many times fewer steps n nodes need to an accuracy",
         "about": "T(1) / T(n), each with the best learning rate of the grid; bars are 95 % intervals. Dashed: linear speedup. "
         "A point is missing where the accuracy was not reached.",
-        "x": "nodes n", "y": "speedup T(1) / T(n)", "log_x": True, "log_y": True, "panels": panels,
+        "x": "nodes n", "y": "speedup T(1) / T(n)", "log_x": True, "log_y": True, "nested": True, "panels": panels,
     }  # fmt: skip
 
 
@@ -133,26 +134,36 @@ def _blocks(summary: dict[str, Any]) -> Iterable[dict[str, Any]]:
 
 
 def _ratios(summary: dict[str, Any]) -> Iterable[dict[str, Any]]:
-    """Levels beside the predicted ones."""
-    panels = []
+    """Levels beside the predicted ones; what is far off has not converged and is named, not drawn."""
+    panels, apart = [], []
+    names = list(dict.fromkeys(spoken(row["topology"]) for row in summary["levels"]))
+    algorithms = list(dict.fromkeys(row["algorithm"] for row in summary["levels"]))
     for title, rows in _grouped(
         summary["levels"], lambda row: ", ".join(part for part in (f"n = {row['nodes']}", row["variant"]) if part)
     ).items():
-        lines = []
-        for algorithm, own in _grouped(rows, lambda row: row["algorithm"]).items():
-            known = [row for row in own if np.isfinite(row["of_predicted"]) and row["of_predicted"] > 0]
-            lines.append(
-                {
-                    "label": algorithm,
-                    "x": [spoken(row["topology"]) for row in known],
-                    "y": [row["of_predicted"] for row in known],
-                }
-            )
+        lines: list[dict[str, Any]] = [{"label": name, "x": [], "y": [], "low": [], "high": []} for name in algorithms]
+        for row in rows:
+            ratio, error = row["of_predicted"], 2 * row["error"] / row["predicted"] if row["predicted"] else np.nan
+            if not 0 < ratio < FAR:
+                apart.append(f"{row['algorithm']} on {spoken(row['topology'])} ({ratio:.2g} times)")
+                continue
+            place = algorithms.index(row["algorithm"])
+            beside = 0.5 * (place / max(len(algorithms) - 1, 1) - 0.5)  # so that equal levels stand side by side
+            error = error if np.isfinite(error) else 0.0
+            values = {
+                "x": names.index(spoken(row["topology"])) + beside,
+                "y": ratio,
+                "low": ratio - error,
+                "high": ratio + error,
+            }
+            for key, value in values.items():
+                lines[place][key].append(value)
         panels.append({"title": title, "lines": lines})
+    far = f" Not drawn, as they did not get there: {'; '.join(apart)}." if apart else ""
     yield {
         "title": "Levels at the end, relative to the predicted floor of centralized SGD",
-        "about": "1 is what theory predicts for centralized SGD with the same effective step. What lies far above failed.",
-        "x": "topology", "y": "level / predicted", "log_x": False, "log_y": True, "dots": True, "panels": panels,
+        "about": f"1 is what theory predicts for centralized SGD with the same effective step. Bars: two standard errors.{far}",
+        "x": "topology", "y": "level / predicted", "log_x": False, "log_y": False, "dots": True, "names": names, "panels": panels,
     }  # fmt: skip
 
 

@@ -90,7 +90,7 @@ def curves(outcome: Outcome, seconds: dict[str, float], most: int) -> dict[str, 
         "runs": [entry | {"values": {name: entry["values"][name] for name in drawn}} for entry in found],
         "trials": int(table["trials"].max()),
         "thinned": [max(map(len, pool)), recorded] if max(map(len, pool)) < recorded else None,
-    } | _first_look(outcome, dimensions)
+    } | _first_look(outcome, dimensions, first)
 
 
 def _thinned(steps: IntArray, most: int) -> IntArray:
@@ -185,11 +185,11 @@ def _told_by(found: list[dict[str, Any]], name: str, title: str, first: Table) -
     for each in found:
         own = first.astype({each["name"]: str}).groupby(each["name"])[name]
         if own.nunique(dropna=False).max() == 1:
-            values = own.first()
-            each["labels"] = [
-                f"{label}, {title} {spoken(str(values[key]))}"
-                for key, label in zip(each["keys"], each["labels"], strict=True)
-            ]
+            values = own.first().map(str)
+            usual = values.mode()[0] if name == "weights" else None  # most have the study's own
+            for place, key in enumerate(each["keys"]):
+                if values[key] != usual:
+                    each["labels"][place] += f", {title} {spoken(values[key])}"
             return
 
 
@@ -199,7 +199,7 @@ def _label(name: str, key: str) -> str:
     return f"n = {key}" if name == "nodes" else spoken(key)
 
 
-def _first_look(outcome: Outcome, dimensions: list[dict[str, Any]]) -> dict[str, Any]:
+def _first_look(outcome: Outcome, dimensions: list[dict[str, Any]], first: Table) -> dict[str, Any]:
     """What decides colour, dash and panel at first, and which values are shown: few enough curves to be read."""
     names = [each["name"] for each in dimensions]
     wanted = ["nodes", "algorithm"] if outcome.study.conclusion == "speedup" else ["algorithm", "nodes"]
@@ -209,7 +209,13 @@ def _first_look(outcome: Outcome, dimensions: list[dict[str, Any]]) -> dict[str,
     shown = []
     for each in dimensions:
         many = len(each["keys"])
-        place = {"nodes": many - 1, "lr_setting": many // 2}.get(each["name"], 0)
+        place = (
+            _common(first, each["keys"])
+            if each["name"] == "nodes"
+            else many // 2
+            if each["name"] == "lr_setting"
+            else 0
+        )
         shown.append([place] if each["name"] in rest else list(range(many)))
     number = {name: i for i, name in enumerate(names)}
     return {
@@ -217,7 +223,14 @@ def _first_look(outcome: Outcome, dimensions: list[dict[str, Any]]) -> dict[str,
         "dash": number[rest[0]] if rest else -1,
         "panel": number.get(panel or "", -1),
         "shown": shown,
+        "nested": colour == "algorithm",  # their curves often coincide: from thick to thin, none hides another
     }
+
+
+def _common(first: Table, counts: list[str]) -> int:
+    """The place of the node count that most topologies have; the largest of those."""
+    topologies = first.groupby("nodes")["topology"].nunique()
+    return max(range(len(counts)), key=lambda place: (topologies[int(counts[place])], place))
 
 
 # ---- other x axes

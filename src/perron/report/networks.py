@@ -99,10 +99,8 @@ def _row(run: Run, metrics: NetworkMetrics, several: dict[str, bool]) -> dict[st
     row |= {"weights": spoken(run.weights)} if several["weights"] else {}
     row |= {"seed": str(run.network_seed)} if several["seed"] else {}
     row["links"] = str(max(each.edges for each in (metrics.pull, metrics.push) if each))
-    symbols = ("rho_2", "kappa", "beta", "s")
+    row |= {"c": f"{metrics.c:.4g}"} if metrics.c is not None else {}
     for symbol, _, pull, push in metrics.rows():
-        if symbol in symbols:
+        if symbol in ("rho_2", "beta", "kappa", "s"):
             row |= {f"{symbol} of A": pull, f"{symbol} of B": push}
-        elif symbol == "c":
-            row["c"] = pull
     return row

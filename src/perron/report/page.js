@@ -113,13 +113,13 @@ function plot(box, panels, o, said) {
   const width = widthOf(box), { columns, rows, narrow } = grid(width, panels.length);
   const titled = panels.some((panel) => panel.title), one = panels.length === 1;
   const notes = panels.some((panel) => panel.note) ? 18 : 0, head = titled ? 26 + notes : 12;
-  const margin = { l: (narrow ? 54 : 64) + (o.curves ? 0 : 16), r: 14, t: head, b: o.category ? 84 : 50 };
-  const tall = (one ? (narrow ? 280 : 400) : 215) * (printing ? 0.65 : 1), gap = { x: 18, y: (o.category ? 84 : 32) + head };
+  const margin = { l: (narrow ? 54 : 64) + (o.curves ? 0 : 16), r: 14, t: head, b: o.names && narrow ? 90 : 50 };
+  const tall = (one ? (narrow ? 280 : 400) : 215) * (printing ? 0.65 : 1), gap = { x: 18, y: (o.names && narrow ? 80 : 32) + head };
   const inner = { x: width - margin.l - margin.r, y: rows * tall + (rows - 1) * gap.y };
   const layout = base(width, inner.y + margin.t + margin.b, margin), traces = [];
   const axis = (log) => ({
     type: log ? "log" : undefined, gridcolor: css("--grid"), linecolor: css("--line"), zeroline: false, exponentformat: "power", showline: true,
-    ticks: "outside", tickcolor: css("--line"), tickfont: { size: 11 }, nticks: 6, minorloglabels: "none",
+    ticks: "outside", tickcolor: css("--line"), tickfont: { size: 11 }, nticks: 6, minorloglabels: "complete",
   });
   panels.forEach((panel, place) => {
     const end = place ? place + 1 : "", column = place % columns, row = Math.floor(place / columns);
@@ -128,8 +128,7 @@ function plot(box, panels, o, said) {
     const bottom = place + columns >= panels.length;
     layout[`xaxis${end}`] = {
       ...axis(o.logX), domain: [left, left + wide / inner.x], anchor: `y${end}`, matches: place ? "x" : undefined, showticklabels: bottom,
-      title: { text: bottom ? safe(o.x) : "", standoff: 8, font: { size: 12 } }, ...(o.ticks ? { tickvals: o.ticks, ticktext: o.ticks.map(String) } : {}),
-      ...(o.category ? { type: "category", categoryarray: o.category } : {}),
+      title: { text: bottom ? safe(o.x) : "", standoff: 8, font: { size: 12 } }, ...(o.ticks ? { tickvals: o.ticks, ticktext: o.ticks.map((one) => (o.names ? safe(o.names[one]) : String(one))) } : {}),
     };
     layout[`yaxis${end}`] = {
       ...axis(o.logY), domain: [Math.max(0, top - tall / inner.y), top], anchor: `x${end}`, matches: place ? "y" : undefined, showticklabels: !column,
@@ -144,11 +143,16 @@ function plot(box, panels, o, said) {
   return render(box, traces, layout, said);
 }
 
+// Curves that coincide: from thick to thin, none hides another.
+function nest(lines) {
+  lines.forEach((line, place) => { line.width = lines.length > 1 ? 5 - (3.5 * place) / (lines.length - 1) : 1.8; });
+}
+
 function drawn(line, xaxis, yaxis, o) {
   const colour = line.guide ? css("--muted") : series(line.colour), found = [], on = { xaxis, yaxis };
   const area = (x, low, high) => ({ ...on, x: [...x, ...[...x].reverse()], y: [...high, ...[...low].reverse()], fill: "toself", fillcolor: faint(colour, 0.16), line: { width: 0 }, mode: "lines", hoverinfo: "skip", meta: "band" });
   if (line.band) {
-    const kept = line.x.map((_, place) => place).filter((place) => line.y[place] !== null && line.band.low[place] !== null && line.band.high[place] !== null);
+    const kept = line.x.map((_, place) => place).filter((place) => line.y[place] !== null && (!o.logY || line.y[place] > 0) && line.band.low[place] !== null && line.band.high[place] !== null);
     const at = (values) => kept.map((place) => values[place]);
     const low = kept.map((place) => (o.logY ? Math.max(line.band.low[place], line.y[place] / 100) : line.band.low[place]));
     found.push(area(at(line.x), low, at(line.band.high)));
@@ -165,9 +169,9 @@ function drawn(line, xaxis, yaxis, o) {
   found.push({
     ...on, x: line.x, y: line.y, name: line.label, meta: line.guide ? "guide" : "main", error_y: bars || undefined,
     mode: line.guide ? "lines" : o.dots || line.fit ? "markers" : "lines+markers",
-    line: { color: colour, width: line.guide ? 1.5 : 1.8, dash: line.guide ? "dash" : line.dash },
+    line: { color: colour, width: line.guide ? 1.5 : line.width || 1.8, dash: line.guide ? "dash" : line.dash },
     marker: { color: colour, symbol: SYMBOLS[(line.symbol ?? line.colour ?? 0) % SYMBOLS.length], size: 7, maxdisplayed: o.curves ? 5 : 0 },
-    hovertemplate: `<b>${safe(line.label)}</b><br>${safe(o.x)} %{x}<br>${safe(o.y)} %{y:${o.share ? ".2%" : ".4g"}}<extra></extra>`,
+    hovertemplate: `<b>${safe(line.label)}</b>${o.names ? "" : `<br>${safe(o.x)} %{x}`}<br>${safe(o.y)} %{y:${o.share ? ".2%" : ".4g"}}<extra></extra>`,
   });
   return found;
 }
@@ -218,6 +222,7 @@ function curves(panel, study) {
       const colour = c.colour < 0 ? 0 : run.at[c.colour];
       panels.get(title).push({ label, x: c.steps[run.steps].map((step) => step * scale), y: value.mean, colour, symbol: colour, dash: DASHES[combos.indexOf(name(run, rest)) % DASHES.length], band, error: value.error, floor: state.floors && metric.name === "grad_norm_sq" ? run.floor : null, title });
     }
+    if (c.nested) panels.forEach(nest);
     key.replaceChildren(...(combos.length > 1 ? combos.map((text, place) => make("label", {}, swatch(-1, -1, DASHES[place % DASHES.length]), text)) : []));
     about.textContent = metric.about ? `${metric.title}: ${metric.about}` : metric.title;
     const flat = [...panels.values()].flat(), last = (line) => line.y[line.y.length - 1];
@@ -245,11 +250,11 @@ function lines(panel, study, place) {
   const guides = new Set(named(true)), labels = [...new Set([...named(false), ...guides])];
   const shown = new Set(labels.keys()), box = make("div", { class: "chart", role: "img" }), said = make("p", { class: "summary", role: "status" });
   const xs = [...new Set(chart.panels.flatMap((one) => one.lines.flatMap((line) => line.x)))];
-  const category = typeof xs[0] === "string" ? xs : null, ys = chart.panels.flatMap((one) => one.lines.flatMap((line) => line.y));
+  const ys = chart.panels.flatMap((one) => one.lines.flatMap((line) => line.y));
   const notes = chart.panels.filter((one) => one.note).map((one) => `${one.title}: ${one.note}`);
   const state = { logX: chart.log_x, logY: chart.log_y };
   const controls = make("div", { class: "controls" });
-  if (!category) controls.append(tick("log x axis", state.logX, (on) => { state.logX = on; draw(); }));
+  if (!chart.names) controls.append(tick("log x axis", state.logX, (on) => { state.logX = on; draw(); }));
   if (!chart.share) controls.append(tick("log y axis", state.logY, (on) => { state.logY = on; draw(); }));
   panel.append(controls, choices("Shown", labels, shown, (one) => (guides.has(labels[one]) ? swatch(-1, -1, "dash") : swatch(one, one, "solid")), () => draw()), box, said);
 
@@ -258,12 +263,13 @@ function lines(panel, study, place) {
       ...one,
       lines: one.lines.filter((line) => shown.has(labels.indexOf(line.label))).map((line) => ({ ...line, colour: labels.indexOf(line.label), dash: "solid", bars: line.low ? line : null })),
     })).filter((one) => one.lines.some((line) => !line.guide));
+    if (chart.nested) panels.forEach((one) => nest(one.lines));
     if (!panels.length) panels.push({ title: "", lines: [] });
     const count = panels.reduce((sum, one) => sum + one.lines.length, 0);
     said.textContent = `${count} of ${chart.panels.reduce((sum, one) => sum + one.lines.length, 0)} lines shown: ${chart.y} over ${chart.x}.`;
-    const ticks = !category && chart.log_x && xs.length < 9 ? apart([...xs].sort((a, b) => a - b)) : null;
+    const ticks = chart.names ? [...chart.names.keys()] : chart.log_x && xs.length < 9 ? apart([...xs].sort((a, b) => a - b)) : null;
     const format = chart.share ? ".0%" : Math.max(...ys) < 0.01 ? "~e" : undefined;
-    plot(box, panels, { x: chart.x, y: chart.y, ...state, share: chart.share, format, dots: chart.dots, category, ticks }, `${chart.title}. ${said.textContent} ${notes.join("; ")}`);
+    plot(box, panels, { x: chart.x, y: chart.y, ...state, share: chart.share, format, dots: chart.dots, ticks, names: chart.names }, `${chart.title}. ${said.textContent} ${notes.join("; ")}`);
   }
   return [box, draw];
 }
