@@ -43,7 +43,7 @@ function swatch(colour, symbol, dash) {
 }
 
 function pick(title, options, chosen, changed) {
-  const select = make("select", {}, ...options.map(([value, text]) => make("option", value === chosen ? { value, selected: "" } : { value }, text)));
+  const select = make("select", { "aria-label": title }, ...options.map(([value, text]) => make("option", value === chosen ? { value, selected: "" } : { value }, text)));
   select.addEventListener("change", () => changed(select.value));
   return make("label", { class: "pick" }, title, select);
 }
@@ -459,7 +459,11 @@ const kinds = { curves, lines, heat, network };
 const waiting = [...document.querySelectorAll("[data-chart]")];
 function next() {
   const panel = waiting.shift();
-  if (!panel) { root.dataset.ready = "yes"; return; }
+  if (!panel) {
+    document.getElementById("js-plotly-tester")?.setAttribute("aria-hidden", "true"); // where plotly measures texts
+    root.dataset.ready = "yes";
+    return;
+  }
   const [box, draw] = kinds[panel.dataset.chart](panel, STUDIES[panel.dataset.study], Number(panel.dataset.number || 0));
   let width = 0;
   redraw.push(draw);
