@@ -114,7 +114,7 @@ function plot(box, panels, o, said) {
   const titled = panels.some((panel) => panel.title), one = panels.length === 1;
   const notes = panels.some((panel) => panel.note) ? 18 : 0, head = titled ? 26 + notes : 12;
   const margin = { l: (narrow ? 54 : 64) + (o.curves ? 0 : 16), r: 14, t: head, b: o.names && narrow ? 90 : 50 };
-  const tall = (one ? (narrow ? 280 : 400) : 215) * (printing ? 0.65 : 1), gap = { x: 18, y: (o.names && narrow ? 80 : 32) + head };
+  const tall = (one ? (narrow ? 280 : 400) : 215) * (printing ? 0.55 : 1), gap = { x: 18, y: (o.names && narrow ? 80 : 32) + head };
   const inner = { x: width - margin.l - margin.r, y: rows * tall + (rows - 1) * gap.y };
   const layout = base(width, inner.y + margin.t + margin.b, margin), traces = [];
   const axis = (log) => ({
@@ -167,7 +167,7 @@ function drawn(line, xaxis, yaxis, o) {
   }
   const bars = line.bars && { type: "data", symmetric: false, array: line.bars.high.map((high, place) => high - line.y[place]), arrayminus: line.bars.low.map((low, place) => line.y[place] - low), thickness: 1.3, width: 3, color: colour };
   found.push({
-    ...on, x: line.x, y: line.y, name: line.label, meta: line.guide ? "guide" : "main", error_y: bars || undefined,
+    ...on, x: line.x, y: o.logY ? line.y.map((y) => (y > 0 ? y : null)) : line.y, name: line.label, meta: line.guide ? "guide" : "main", error_y: bars || undefined,
     mode: line.guide ? "lines" : o.dots || line.fit ? "markers" : "lines+markers",
     line: { color: colour, width: line.guide ? 1.5 : line.width || 1.8, dash: line.guide ? "dash" : line.dash },
     marker: { color: colour, symbol: SYMBOLS[(line.symbol ?? line.colour ?? 0) % SYMBOLS.length], size: 7, maxdisplayed: o.curves ? 5 : 0 },
@@ -248,6 +248,7 @@ function curves(panel, study) {
 function lines(panel, study, place) {
   const chart = study.charts[place], named = (guide) => chart.panels.flatMap((one) => one.lines.filter((line) => Boolean(line.guide) === guide).map((line) => line.label));
   const guides = new Set(named(true)), labels = [...new Set([...named(false), ...guides])];
+  if (named(false).every((label) => /^n = \d+$/.test(label))) labels.sort((a, b) => guides.has(a) - guides.has(b) || a.localeCompare(b, "en", { numeric: true }));
   const shown = new Set(labels.keys()), box = make("div", { class: "chart", role: "img" }), said = make("p", { class: "summary", role: "status" });
   const xs = [...new Set(chart.panels.flatMap((one) => one.lines.flatMap((line) => line.x)))];
   const ys = chart.panels.flatMap((one) => one.lines.flatMap((line) => line.y));
@@ -294,7 +295,7 @@ function heat(panel, study) {
       layout[`xaxis${end}`] = { domain: [left, left + wide / inner.x], anchor: `y${end}`, dtick: 1, title: { text: "class", standoff: 4 }, showgrid: false, zeroline: false, fixedrange: true };
       layout[`yaxis${end}`] = { domain: [Math.max(0, top - tall / inner.y), top], anchor: `x${end}`, dtick: 1, autorange: "reversed", title: { text: place % columns ? "" : "node", standoff: 4 }, showgrid: false, zeroline: false, fixedrange: true };
       layout.annotations.push({ text: `<b>${safe(map.title)}</b>`, x: left, y: top, xref: "paper", yref: "paper", xanchor: "left", yanchor: "bottom", showarrow: false, font: { size: 12.5 } });
-      return { type: "heatmap", z: map.counts, text: map.counts, texttemplate: map.counts[0].length > 20 ? "" : "%{text}", textfont: { size: 10 }, zmin: 0, zmax: most, showscale: false, xgap: 1, ygap: 1, colorscale: [[0, css("--raised")], [1, css("--c1")]], xaxis: `x${end}`, yaxis: `y${end}`, hovertemplate: "node %{y}, class %{x}: %{z} samples<extra></extra>" };
+      return { type: "heatmap", z: map.counts, text: map.counts, texttemplate: map.counts[0].length > 20 ? "" : "%{text}", textfont: { size: 10 }, zmin: 0, zmax: most, showscale: false, xgap: 1, ygap: 1, colorscale: [[0, css("--raised")], [1, css("--heat")]], xaxis: `x${end}`, yaxis: `y${end}`, hovertemplate: "node %{y}, class %{x}: %{z} samples<extra></extra>" };
     });
     render(box, traces, layout, `Heat maps of how many samples of each class the nodes have: ${maps.map((map) => map.title).join("; ")}. The largest number is ${most}. The numbers are in the tables below.`);
   }
