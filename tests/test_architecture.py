@@ -35,9 +35,10 @@ LAYERS = [
     ["pools"],
     ["experiment"],
     ["conclusions"],
+    ["report"],
     ["command"],
     ["arguments"],
-    ["study_cli", "data_cli", "design_cli", "advise_cli", "paper_cli"],
+    ["report_cli", "study_cli", "data_cli", "design_cli", "advise_cli", "paper_cli"],
     ["cli"],
     ["__main__"],
 ]

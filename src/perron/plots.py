@@ -258,10 +258,10 @@ def _checked(path: Path) -> Path:
 
 
 def _draw(axes: Axes, graph: Graph, inches: float) -> None:
-    where = _layout(graph)
+    where = layout(graph)
     points = inches * 72 * 0.85 / max(np.ptp(where[:, 0]), np.ptp(where[:, 1]), 1e-9)  # points per unit of the layout
-    radius = float(np.clip(_room(graph, where) * points, 1.5, 11))
-    one_way, both_ways = _links(graph)
+    radius = float(np.clip(room(graph, where) * points, 1.5, 11))
+    one_way, both_ways = links(graph)
     arrow = "-" if graph.is_symmetric else "<|-|>"
     for pairs, style in ((one_way, "-|>"), (both_ways, arrow)):
         for source, target in pairs:
@@ -286,7 +286,8 @@ def _draw(axes: Axes, graph: Graph, inches: float) -> None:
     axes.set_axis_off()
 
 
-def _layout(graph: Graph) -> FloatArray:
+def layout(graph: Graph) -> FloatArray:
+    """Where to draw the nodes, ``(nodes, 2)``: at their own positions, or round a circle."""
     if graph.positions is not None:
         return _spread(graph.positions)
     # Round a circle, clockwise from the top: no three nodes on a line, so no edge hides behind a node.
@@ -312,7 +313,7 @@ def _spread(where: FloatArray) -> FloatArray:
     return where
 
 
-def _room(graph: Graph, where: FloatArray) -> float:
+def room(graph: Graph, where: FloatArray) -> float:
     """The largest radius at which nodes neither touch each other nor, on a circle, the links that skip one node."""
     from scipy.spatial import KDTree
 
@@ -324,7 +325,7 @@ def _room(graph: Graph, where: FloatArray) -> float:
     return min(room, 0.6 * skipping) if graph.positions is None and 8 <= graph.nodes <= 40 else room
 
 
-def _links(graph: Graph) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
+def links(graph: Graph) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
     """The links that go one way, and those that go both ways (each once)."""
     edges = {(source, target) for source, target in graph.edges.tolist()}
     one_way = sorted(edge for edge in edges if edge[::-1] not in edges)
@@ -339,17 +340,27 @@ def _connect(
     """One link, straight unless it would run through another node."""
     from matplotlib.patches import FancyArrowPatch
 
-    start, end = where[source], where[target]
-    others = np.delete(where, [source, target], axis=0)
-    bends = BENDS if len(where) <= CAREFUL_UP_TO else BENDS[:1]
-    bend = max(bends, key=lambda bend: min(_clearance(start, end, bend, others), 1.25 * reach))
+    start, end, rad = where[source], where[target], bend(where, source, target, reach=reach)
     axes.add_patch(
         FancyArrowPatch(
             (float(start[0]), float(start[1])), (float(end[0]), float(end[1])), arrowstyle=style, shrinkA=radius + 1,
-            shrinkB=radius + 1, connectionstyle=f"arc3,rad={bend}", mutation_scale=float(np.clip(radius * 0.9, 4, 9)),
+            shrinkB=radius + 1, connectionstyle=f"arc3,rad={rad}", mutation_scale=float(np.clip(radius * 0.9, 4, 9)),
             linewidth=0.8, color=INK, zorder=2,
         )
     )  # fmt: skip
+
+
+def bend(where: FloatArray, source: int, target: int, *, reach: float) -> float:
+    """How much to bend a link so that it keeps away from the other nodes, which have the radius ``reach``; 0 is straight.
+
+    The link is a quadratic curve whose middle control point lies beside the middle of the straight line, to the right of the way
+    to the target, by this share of its length.
+    """
+    if len(where) > CAREFUL_UP_TO:
+        return 0.0
+    start, end = where[source], where[target]
+    others = np.delete(where, [source, target], axis=0)
+    return max(BENDS, key=lambda rad: min(_clearance(start, end, rad, others), 1.25 * reach))
 
 
 def _clearance(start: FloatArray, end: FloatArray, bend: float, others: FloatArray) -> float:

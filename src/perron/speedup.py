@@ -195,5 +195,8 @@ def series(table: Any, metric: str) -> tuple[IntArray, FloatArray]:
         raise PerronError(
             f"{table['run'].nunique()} runs cannot be shown as one; a study varies in too much for this conclusion."
         )
-    wide = table.pivot_table(index="step", columns="trial", values=metric, dropna=False)
-    return wide.index.to_numpy(), wide.to_numpy()
+    steps, row = np.unique(table["step"].to_numpy(), return_inverse=True)
+    trials, column = np.unique(table["trial"].to_numpy(), return_inverse=True)
+    values = np.full((len(steps), len(trials)), nan)
+    values[row, column] = table[metric].to_numpy()
+    return steps, values

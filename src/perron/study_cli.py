@@ -120,14 +120,6 @@ def run(
     ] = None,
     out: Annotated[Path | None, out_option("Where results go (default: results/NAME).", "DIR")] = None,
     as_json: Json = False,
-    on: Annotated[str, typer.Option(metavar="POOL", help="Who does the runs: local, ray or slurm.")] = "local",
-    address: Annotated[
-        str | None, typer.Option(metavar="ADDR", help="A Ray cluster (default: a new one on this machine).")
-    ] = None,
-    slurm: Annotated[
-        list[str] | None,
-        typer.Option(metavar="KEY=VALUE", help="An option of Slurm, as partition=long, time=90 or mem=4GB."),
-    ] = None,
 ) -> None:
     """Run a study, or go on with one that was stopped.
 
@@ -235,15 +227,20 @@ def run_with_progress(study: Any, folder: Path, workers: int | None = None, pool
 
 def finish(outcome: Outcome, *, files: bool = True, only: Sequence[str] = (), as_json: bool = False) -> None:
     """Show what a study found (all its tables, or only some), write its files, and say which runs failed."""
+    from perron import report
     from perron.conclusions import conclude, failures, write
 
     try:
         found = conclude(outcome)
     except PerronError as error:
+        if files:  # its page says what went wrong
+            report.write([outcome], outcome.folder / "report.html")
         hidden = outcome.failed and not outcome.table.empty
         said = f"{error} Besides, runs failed: {failures(outcome)}" if hidden else str(error)
         raise (FailedError if outcome.failed else PerronError)(said) from None
     paths = write(outcome, found) if files else []
+    if files:
+        paths.append(report.write([outcome], outcome.folder / "report.html", concluded=found))
     if as_json:
         write_json(
             {
@@ -284,7 +281,8 @@ def _print(outcome: Outcome, found: Conclusion, paths: list[Path], only: Sequenc
     lines = [f"{len(outcome.study.runs) - len(outcome.failed)} runs in {outcome.seconds:.0f} s{before}."]
     if paths:
         lines += [f"Picture: {path}" for path in paths if path.suffix == ".png"]
-        lines.append(f"Table: {outcome.folder / 'results.parquet'}; report: {outcome.folder / 'report.md'}")
+        lines.append(f"Table: {outcome.folder / 'results.parquet'}; as text: {outcome.folder / 'report.md'}")
+        lines.append(f"Report: {outcome.folder / 'report.html'} (open it in a browser)")
     if outcome.warned:
         lines.append(f"{len(outcome.warned)} runs gave warnings (manifest.json): {next(iter(outcome.warned.values()))}")
     for line in [*lines, *found.sentences]:

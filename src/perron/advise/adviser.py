@@ -174,9 +174,18 @@ def _speedup(error: float, needs: Needs) -> float:
 
 
 def _bytes(algorithm: Algorithm, network: Network, needs: Needs) -> float | None:
+    """Bytes in a step, or vectors of length d if d is not known."""
+    if needs.dim is not None:
+        return bytes_per_step(algorithm, network, dim=needs.dim, wire=needs.wire)
+    one, two = (bytes_per_step(algorithm, network, dim=dim, wire=1) for dim in (1, 2))
+    return None if one is None or two is None else two - one
+
+
+def bytes_per_step(algorithm: Algorithm, network: Network, *, dim: int, wire: int) -> float | None:
     """Bytes that travel over all links in a step, counted in a step of the algorithm; of one that varies in time, the mean.
 
-    None for methods with a server, whose messages do not go along the network's links.
+    ``dim`` is the length of the model, ``wire`` the bytes of a number. None for methods with a server, whose messages do not go
+    along the network's links.
     """
     if algorithm.about.matrices == "-":
         return None
@@ -185,13 +194,12 @@ def _bytes(algorithm: Algorithm, network: Network, needs: Needs) -> float | None
     edges: dict[Side, float] = {"pull": _links(pulls), "push": _links(pushes)}
     totals = []
     for d in dims:
-        node = Counting(matrix_node(network), wire=needs.wire)
+        node = Counting(matrix_node(network), wire=wire)
         state = algorithm.init(torch.zeros(network.nodes, d, dtype=torch.float64), node)
         node.bytes = {"pull": 0, "push": 0}
         advance(algorithm, state, node, 0.0, torch.zeros_like)
         totals.append(sum(node.bytes[side] * edges[side] for side in edges))
-    each = totals[1] - totals[0]
-    return each / needs.wire if needs.dim is None else totals[0] + each * (needs.dim - dims[0])
+    return totals[0] + (totals[1] - totals[0]) * (dim - dims[0])
 
 
 def _links(matrices: Sequence[Matrix]) -> float:

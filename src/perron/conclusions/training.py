@@ -199,12 +199,12 @@ def _draw_partition(outcome: Outcome, found: Conclusion) -> None:
     except PerronError:
         found.sentences.append(f"The partition was not drawn: {run.problem['data']} is not on this machine.")
         return
-    found.figures[file_name("partition", {})] = plots.heat_maps(
-        {
-            f"{spoken(rule)}, n = {run.nodes}": partition.table(labels, _parts(labels, run, rule))
-            for rule in dict.fromkeys(["iid", run.problem["partition"]])
-        }
-    )
+    counts = {
+        f"{spoken(rule)}, n = {run.nodes}": partition.table(labels, _parts(labels, run, rule))
+        for rule in dict.fromkeys(["iid", run.problem["partition"]])
+    }
+    found.figures[file_name("partition", {})] = plots.heat_maps(counts)
+    found.summary["partition"] = {title: table.tolist() for title, table in counts.items()}
 
 
 def _parts(labels: Any, run: Run, rule: str) -> list[Any]:

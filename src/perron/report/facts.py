@@ -1,0 +1,132 @@
+"""What was run, on which machine, how it ended, and how to run it again."""
+
+from __future__ import annotations
+
+import json
+import re
+from datetime import datetime
+from typing import Any
+
+from perron.conclusions.conclusion import VARYING
+from perron.errors import PerronError
+from perron.experiment import Outcome
+from perron.run import Run
+from perron.study import Study, load, shipped
+
+TABLES = ("nodes", "lr", "problem")
+
+
+def manifest(outcome: Outcome) -> dict[str, Any]:
+    """What the study's manifest says."""
+    found: dict[str, Any] = json.loads((outcome.folder / "manifest.json").read_text(encoding="utf-8"))
+    return found
+
+
+def run_facts(outcome: Outcome, said: dict[str, Any]) -> dict[str, str]:
+    """What was run when and where, line by line."""
+    machine = said.get("machine", {})
+    done = outcome.table["run"].nunique() if not outcome.table.empty else 0
+    runs = f"{done} of {len(outcome.study.runs)} finished"
+    started = said.get("started", "")
+    lines = {
+        "Study": outcome.study.name,
+        "Runs": f"{runs}; {outcome.reused} of them were there from before" if outcome.reused else runs,
+        "Started": f"{datetime.fromisoformat(started):%Y-%m-%d %H:%M} (UTC)" if started else "",
+        "Duration": duration(outcome.seconds),
+        "Time on all cores": duration(said.get("core_seconds", 0.0)),
+        "Seeds": ", ".join(map(str, outcome.study.seeds)),
+        "perron": said.get("perron", ""),
+        "Commit": said.get("commit") or "not known (not run from a checkout)",
+        "Code": said.get("code", ""),
+        "Machine": f"{machine.get('system', '')}, {machine.get('cores', '?')} cores" if machine else "",
+        "Software": ", ".join(
+            f"{title} {machine[key]}"
+            for key, title in (("python", "Python"), ("torch", "PyTorch"), ("numpy", "NumPy"))
+            if key in machine
+        ),
+    }
+    return {key: value for key, value in lines.items() if value}
+
+
+def finished(outcome: Outcome) -> dict[str, Run]:
+    """The runs that have results, by what the table calls them.
+
+    That is their key; but results of an earlier perron may have other keys for the same runs, which are then found by what they
+    differ in.
+    """
+    if outcome.table.empty:
+        return {}
+    first = outcome.table.drop_duplicates("run")
+    options = [name for name in first.columns if name.startswith("problem_") and first[name].nunique(dropna=False) > 1]
+    names = ["topology", "nodes", *VARYING, *options]
+    by_key = {run.key: run for run in outcome.study.runs}
+    alike = {tuple(str(run.columns.get(name)) for name in names): run for run in outcome.study.runs}
+    found = {
+        row["run"]: by_key.get(row["run"]) or alike.get(tuple(str(row[name]) for name in names))
+        for _, row in first.iterrows()
+    }
+    return {key: run for key, run in found.items() if run is not None}
+
+
+def missing(outcome: Outcome) -> list[str]:
+    """The runs that neither finished nor failed: the study was stopped before."""
+    done = {run.key for run in finished(outcome).values()} | set(outcome.failed)
+    return [str(run) for run in outcome.study.runs if run.key not in done]
+
+
+def command(study: Study) -> tuple[str, bool]:
+    """The command that runs it again, and whether it needs the study's own file."""
+    try:
+        if study.name in shipped() and load(study.name) == study:
+            return f"perron study run {study.name}", False
+    except PerronError:  # a shipped study of that name that is not what it was
+        pass
+    return f"perron study run {study.name}.toml", True
+
+
+def duration(seconds: float) -> str:
+    """``4.2 s``, ``3 min 12 s``, ``2 h 5 min``."""
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes} min {rest} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"
+
+
+def toml(study: Study) -> str:
+    """The study as a file that perron reads; what is not set is left out."""
+    content = {key: value for key, value in study.model_dump(mode="json").items() if value is not None}
+    if "batch" in content["problem"] and content["problem"]["batch"] is None:
+        content["problem"]["batch"] = "all"
+    for key in ("nodes", "lr"):
+        if list(content[key]) == ["default"]:
+            content[key] = content[key]["default"]
+    tables = {key: content.pop(key) for key in TABLES if isinstance(content[key], dict)}
+    lines = [f"{key} = {_value(value)}" for key, value in content.items()]
+    for name, table in tables.items():
+        lines += [
+            "",
+            f"[{name}]",
+            *(f"{_key(key)} = {_value(value)}" for key, value in table.items() if value is not None),
+        ]
+    return "\n".join(lines) + "\n"
+
+
+def _key(key: str) -> str:
+    return key if re.fullmatch(r"[A-Za-z0-9_-]+", key) else _value(key)
+
+
+def _value(value: Any) -> str:
+    if isinstance(value, dict):
+        if set(value) == {"name"}:
+            return _value(value["name"])
+        return "{ " + ", ".join(f"{_key(key)} = {_value(entry)}" for key, entry in value.items()) + " }"
+    if isinstance(value, list):
+        return (
+            _value(value[0])
+            if len(value) == 1 and not isinstance(value[0], dict)
+            else "[" + ", ".join(map(_value, value)) + "]"
+        )
+    if isinstance(value, str):
+        text = json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+        return '"""\n' + text[1:-1].replace("\\n", "\n") + '"""' if "\\n" in text and "\\\\n" not in text else text
+    return json.dumps(value)
