@@ -11,5 +11,5 @@ torch.set_num_threads(1)  # the tensors of the tests are small, and tests run si
 
 # Scripts for processes, not tests.
 collect_ignore = [
-    "checkpointing.py", "dying.py", "parity.py", "same_curve.py", "surviving.py", "training.py", "two_levels.py",
+    "blocks.py", "checkpointing.py", "dying.py", "parity.py", "same_curve.py", "surviving.py", "training.py", "two_levels.py",
 ]  # fmt: skip
