@@ -26,6 +26,7 @@ extensions = [
     "sphinx_perron",
 ]
 exclude_patterns = ["gallery/*", "auto_gallery/*.ipynb", "**/.ipynb_checkpoints"]
+suppress_warnings = ["ref.python"]  # attributes of the same name in several classes
 nitpicky = True
 nitpick_ignore_regex = [
     (r"py:.*", r"(?!perron\.).*"),  # names of other libraries: their pages are on the network
