@@ -53,6 +53,7 @@ add_module_names = False
 autodoc_class_signature = "mixed"
 autodoc_default_options = {"members": True, "member-order": "bysource"}
 autodoc_preserve_defaults = True
+autodoc_type_aliases = {name: name for name in ("ArrayLike", "FloatArray", "IntArray", "LearningRate", "Matrix", "Rate")}
 autodoc_typehints_format = "short"
 autosummary_generate = False
 maximum_signature_line_length = 88
