@@ -53,7 +53,9 @@ add_module_names = False
 autodoc_class_signature = "mixed"
 autodoc_default_options = {"members": True, "member-order": "bysource"}
 autodoc_preserve_defaults = True
-autodoc_type_aliases = {name: name for name in ("ArrayLike", "FloatArray", "IntArray", "LearningRate", "Matrix", "Rate")}
+autodoc_type_aliases = {
+    name: name for name in ("ArrayLike", "FloatArray", "IntArray", "LearningRate", "Matrix", "Rate")
+}
 autodoc_typehints_format = "short"
 autosummary_generate = False
 maximum_signature_line_length = 88
@@ -88,6 +90,7 @@ html_title = "perron"
 html_static_path = ["_static", str(mathjax / "static" / "mathjax" / mathjax_path)]
 html_css_files = ["perron.css"]
 html_favicon = "_static/logo.svg"
+html_context = {"default_mode": "auto"}  # light or dark as the reader's system
 html_copy_source = False
 html_show_sourcelink = False
 html_theme_options = {

@@ -126,6 +126,13 @@ def read_docstring(_app: Sphinx, _what: str, _name: str, _obj: Any, _options: An
     lines[:] = escaped(lines)
 
 
+def read_signature(
+    _app: Sphinx, _what: str, _name: str, _obj: Any, _options: Any, *said: str | None
+) -> tuple[Any, ...]:
+    """Call aliases of types by their names, in unions too."""
+    return tuple(text and re.sub(r"TypeAliasForwardRef\('(\w+)'\)", r"\1", text) for text in said)
+
+
 def help_of_commands() -> str:
     """The help of every command, as Markdown, from the command line itself."""
     import typer
@@ -151,5 +158,6 @@ def setup(app: Sphinx) -> dict[str, Any]:
     """Tell Sphinx."""
     app.add_directive("api", Api)
     app.connect("autodoc-process-docstring", read_docstring, priority=100)  # Napoleon's is 500
+    app.connect("autodoc-process-signature", read_signature)
     app.connect("source-read", read_source)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

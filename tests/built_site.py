@@ -13,7 +13,7 @@ import pytest
 from playwright.sync_api import Page, sync_playwright
 
 SITE = Path(__file__).parents[1] / "build" / "docs" / "html"
-PAGES = sorted(SITE.rglob("*.html"))
+PAGES = sorted(path for path in SITE.rglob("*.html") if "_static" not in path.parts)
 # What a browser fetches by itself, unlike a link that a reader may follow.
 LOADS = re.compile(
     r"""<(?:script|img|iframe|source|link|video|audio|embed|object)\b[^>]*?\b(?:src|href|data)=["']([^"']+)"""
