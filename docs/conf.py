@@ -92,6 +92,7 @@ html_css_files = ["perron.css"]
 html_favicon = "_static/logo.svg"
 html_context = {"default_mode": "auto"}  # light or dark as the reader's system
 html_copy_source = False
+html_show_search_summary = False  # it would be fetched, which browsers forbid for files
 html_show_sourcelink = False
 html_theme_options = {
     "logo": {"text": "perron", "image_light": "_static/logo.svg", "image_dark": "_static/logo.svg"},
