@@ -142,6 +142,12 @@ def help_of_commands() -> str:
 
     command = typer.main.get_command(app)
     text = get_docs_for_click(obj=command, ctx=typer.Context(command, info_name="perron"), name="perron")
+    text = re.sub(
+        r"(?:^perron .*\n)+",
+        lambda lines: f"```console\n{re.sub('(?m)^', '$ ', lines[0].rstrip())}\n```\n",
+        text,
+        flags=re.M,
+    )
     return "## " + text.split("\n## ", 1)[1]  # what comes before is the page's own to say
 
 
