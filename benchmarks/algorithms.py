@@ -1,6 +1,7 @@
 """Measures every algorithm and writes docs/algorithms: a table, and a page with a curve for each.
 
     .venv/bin/python benchmarks/algorithms.py [--quick]
+    .venv/bin/python benchmarks/algorithm_pages.py          # only write the pages again, from what was measured
 
 Iterations until max_i |x_i - x*| <= 1e-10 at the best step of a grid, on two networks whose metrics are close to those behind
 the numbers that the algorithms were specified with ("card"; other draws of the same kind, so that equality is not expected);
@@ -8,32 +9,24 @@ the bias at an effective step of 0.05 for biased methods; and the stationary E|x
 centralized SGD at the same effective step (0.05), for n = 4, 8, 16, 32, with standard errors.
 """
 
+import json
 import sys
 import time
 import warnings
-from pathlib import Path
 
 import numpy as np
 import torch
+from algorithm_pages import DOCS, GRAPHS, network_for, write
 from rich.console import Console
 from rich.progress import track
 
 from perron import ALGORITHMS, Mixing, Network, Simulation, plots, simulate, topologies
-from perron.algorithm import Algorithm
 from perron.atomic import write_bytes
-from perron.graph import Graph
 from perron.problems import Quadratic
 
-DOCS = Path(__file__).parents[1] / "docs" / "algorithms"
 GRID = 1.2 ** np.arange(-26, 5)  # effective steps times L, 0.0087 .. 2.07
 ETA = 0.05
 NODES = (4, 8, 16, 32)
-EXP16 = Mixing.random_integer(topologies.exponential(16), seed=281)
-RDG12 = Mixing.random_integer(topologies.random_digraph(12, probability=0.25, seed=27), seed=1)
-GRAPHS: dict[str, tuple[Graph, Mixing]] = {
-    "exp16": (topologies.exponential(16), EXP16),
-    "rdg12": (topologies.random_digraph(12, probability=0.25, seed=27), RDG12),
-}
 CARD = {  # iterations on exp16 and rdg12, noise ratio at n = 32, from the cards
     "centralized": (17, 22, 1.01), "push_pull": (182, 271, 1.02), "push_pull_pu": (122, 209, 1.01),
     "push_pull_atc": (120, 175, 1.01), "add_opt": (222, 590, 1.01), "push_diging": (104, 135, 1.01),
@@ -43,15 +36,6 @@ CARD = {  # iterations on exp16 and rdg12, noise ratio at n = 32, from the cards
     "exact_diffusion": (75, 130, 1.01), "d2": (39, 74, None), "extra": (75, 131, None), "btpp": (154, 164, 1.21),
     "stpp": (129, 117, 1.16), "focus": (17, 22, 1.01), "focus_sampled": (143, 135, None),
 }  # fmt: skip
-
-
-def network_for(algorithm: Algorithm, graph: Graph, mixing: Mixing, name: str = "") -> Mixing:
-    """The kind of network that an algorithm asks for."""
-    if algorithm.about.matrices.startswith("W"):
-        return Mixing.metropolis(graph.symmetric())
-    if algorithm.about.matrices == "R C":
-        return Mixing.spanning_trees(topologies.tree(graph.nodes) if name == "btpp" else graph)
-    return mixing
 
 
 def convergence(name: str, which: str, steps: int) -> tuple[int | None, float, np.ndarray]:
@@ -108,48 +92,28 @@ def gossip(name: str) -> np.ndarray:
     """The error of a consensus method on exp16."""
     start = torch.as_tensor(np.random.default_rng(0).standard_normal((16, 3)))
     problem = Quadratic.random(16, 3)
-    simulation = Simulation(problem=problem, algorithm=ALGORITHMS[name], mixing=EXP16, lr=0.0, start=start)
+    simulation = Simulation(problem=problem, algorithm=ALGORITHMS[name], mixing=GRAPHS["exp16"][1], lr=0.0, start=start)
     return np.array([float((now.state.x - start.mean(0)).abs().max()) for now in simulation.iterates(80)])
 
 
-def write_page(name: str, facts: list[str], curves: dict[str, np.ndarray]) -> None:
-    algorithm = ALGORITHMS[name]
-    about = algorithm.about
+def draw(name: str, curves: dict[str, np.ndarray]) -> None:
     lines = {}
     for key, curve in curves.items():
         shown = np.unique(np.linspace(0, len(curve) - 1, 250).astype(int))  # as many points as can be seen
         lines[key] = (shown, curve[shown], np.zeros(len(shown)))
     plots.save(plots.curves(lines, "max_i |x_i - x*|"), DOCS / f"{name}.svg")
-    doc = "\n".join(line.removeprefix("    ") for line in (algorithm.__doc__ or "").strip().splitlines())
-    needs = {
-        "A B": "a row-stochastic A and a column-stochastic B with a common root (as strongly connected graphs have)",
-        "A": "a row-stochastic A, strongly connected, with a self-loop at every node",
-        "B": "a column-stochastic B, strongly connected",
-        "W": "doubly stochastic weights (`Mixing.metropolis` or `Mixing.balanced`)",
-        "W sym": "symmetric doubly stochastic weights (`Mixing.metropolis`)",
-        "R C": "a spanning-tree pair (`Mixing.spanning_trees`)",
-        "-": "nothing but an average over all nodes",
-    }[about.matrices]
-    text = [
-        f"# {about.title}", "", f"`perron.ALGORITHMS[{name!r}]` = `{algorithm!r}`", "",
-        "```text", doc, "```", "", f"- Needs {needs}.",
-        f"- Sends per edge and step: {about.sends}. Overlaps the gradient: {about.overlap}.",
-        f"- Effective step: {about.effective} times lr. {'Exact' if about.exact else 'Biased by O(lr)'} at a constant step.",
-        *[f"- {fact}" for fact in facts], "", f"![error over steps]({name}.svg)", "", "[All algorithms](index.md)", "",
-    ]  # fmt: skip
-    write_bytes(DOCS / f"{name}.md", "\n".join(text).encode())
 
 
-def measure(name: str, quick: bool) -> list[str]:
-    """The table row of an algorithm; writes its page."""
+def measure(name: str, quick: bool) -> dict[str, list[str]]:
+    """The cells of an algorithm in the table and the facts on its page; draws its curves."""
     about, card = ALGORITHMS[name].about, CARD.get(name, (None, None, None))
     cells, facts, curves = [], [], {}
     if about.family == "gossip":
         curve = gossip(name)
         errors = ", ".join(f"{curve[t]:.1e}" for t in (5, 10, 20, 40, 80))
         facts = [f"Consensus error on exp16 after 5, 10, 20, 40, 80 steps: {errors}."]
-        write_page(name, facts, {"exp16": curve})
-        return [f"[{about.title}]({name}.md)", f"{curve[40]:.0e} at t=40", "", "", "", "", ""]
+        draw(name, {"exp16": curve})
+        return {"cells": [f"{curve[40]:.0e} at t=40", "", "", "", "", ""], "facts": facts}
     for which, card_steps in zip(GRAPHS, card, strict=False):
         if about.exact:
             steps, eta, curve = convergence(name, which, 1500)
@@ -168,8 +132,8 @@ def measure(name: str, quick: bool) -> list[str]:
     else:
         cells.append("")
     cells.append(str(card[2] or ""))
-    write_page(name, facts, curves)
-    return [f"[{about.title}]({name}.md)", *cells]
+    draw(name, curves)
+    return {"cells": cells, "facts": facts}
 
 
 def main(quick: bool) -> None:
@@ -177,29 +141,9 @@ def main(quick: bool) -> None:
     warnings.simplefilter("ignore")  # EXTRA-Push warns of small steps, which this grid contains on purpose
     DOCS.mkdir(parents=True, exist_ok=True)
     start = time.time()
-    rows = [measure(name, quick) for name in track(ALGORITHMS, console=Console(stderr=True))]
-    facts = []
-    for which, (_, mixing) in GRAPHS.items():
-        network = Network(mixing)
-        facts.append(
-            f"{which}: c = {network.alignment:.3f}, s_A = {network.pull_sum:.2f}, s_B = {network.push_sum:.2f}"
-        )
-    head = ["algorithm", "exp16", "card", "rdg12", "card", "noise ratio n = 4, 8, 16, 32", "card (n=32)"]
-    table = ["| " + " | ".join(row) + " |" for row in [head, ["---"] * len(head), *rows]]
-    text = [
-        "# Algorithms, measured", "",
-        "Written by `benchmarks/algorithms.py`, which measures every number here but those of the columns *card*: these come",
-        "from earlier prototypes, on other draws of the same kind of network and problem, so that they agree in size and",
-        "order, not to the digit.",
-        "`perron algorithms` lists what each needs and sends.", "",
-        "- exp16, rdg12: iterations until max_i |x_i - x*| <= 1e-10 on heterogeneous quadratics (eigenvalues 0.1 .. 1, d = 5),",
-        "  at the best effective step of a grid (in brackets, times L); for biased methods the error left at the step 0.05.",
-        "- noise ratio: stationary E|x-hat - x*|^2 over the closed form of centralized SGD with as many nodes, effective step",
-        "  0.05, on exponential graphs: 1 means linear speedup in full. In brackets the standard error at n = 32.",
-        f"- {'; '.join(facts)}.", "", *table, "",
-    ]  # fmt: skip
-    write_bytes(DOCS / "index.md", "\n".join(text).encode())
-    Console().print(f"{DOCS / 'index.md'} and {len(rows)} pages, {time.time() - start:.0f} s", soft_wrap=True)
+    measured = {name: measure(name, quick) for name in track(ALGORITHMS, console=Console(stderr=True))}
+    write_bytes(DOCS / "measured.json", (json.dumps(measured, indent=1) + "\n").encode())
+    Console().print(f"{write()} pages in {DOCS}, {time.time() - start:.0f} s", soft_wrap=True)
 
 
 if __name__ == "__main__":

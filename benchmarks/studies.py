@@ -3,11 +3,13 @@
     .venv/bin/python benchmarks/studies.py                   # all but the largest, some hours of two cores
     .venv/bin/python benchmarks/studies.py error-floor       # some of them
     .venv/bin/python benchmarks/studies.py --again           # only write the pages again, from the results that are there
+    .venv/bin/python benchmarks/studies.py --index           # only the list of pages, and docs/figures.md, from the pages
 
 Results go to results/NAME, and are not made again if they are there and the code is the same.
 """
 
 import json
+import re
 import shutil
 import sys
 from pathlib import Path
@@ -19,6 +21,15 @@ from perron.study_cli import run_with_progress
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs" / "studies"
+FIGURES = {  # the studies that show them
+    "Figure 1: the residual": ["error-floor"],
+    "Figure 2: linear speedup on synthetic data": ["synthetic-speedup", "caption-settings"],
+    "Figure 3: MNIST": ["mnist-speedup"],
+    "Figure 4: CIFAR-10, small": ["cifar10-resnet18-small"],
+    "Table 1, measured": ["table-1"],
+    "The networks": ["topologies"],
+    "Beyond the paper: families of algorithms, and a lesson": ["families", "mnist-families", "digits"],
+}
 APART = ("demo", "cifar10-resnet18")  # a part of another, and one that takes days without a GPU
 
 
@@ -53,24 +64,64 @@ def part_of(done: Study, whole: Study) -> list[str]:
 
 def index() -> None:
     """The list of all pages that there are."""
-    rows = [
-        f"| [{name}]({name}.md) | {load(name).title} | {len(load(name).runs)} |"
-        for name in shipped()
-        if (DOCS / f"{name}.md").exists()
-    ]
-    lines = ["# The paper's studies, measured", "", "| study | what it shows | runs |", "|---|---|---|", *rows, ""]
+    names = [name for name in shipped() if (DOCS / f"{name}.md").exists()]
+    rows = [f"| [{name}]({name}.md) | {load(name).title} | {head_of(name)[1]} |" for name in names]
+    lines = ["# The paper's studies, measured", "", "| study | what it shows | cost |", "|---|---|---|", *rows, ""]
     lines += ["Each page was written by `benchmarks/studies.py` from the study's own results. To run one yourself:", ""]
     lines += [
-        "    perron study run synthetic-speedup",
-        "    perron study run synthetic-speedup --set trials=5 --set steps=4000",
+        "<!-- long: more than 20 core-minutes -->",
+        "```console",
+        "$ perron study run synthetic-speedup",
+        "$ perron study run synthetic-speedup --set trials=5 --set steps=4000",
+        "```",
+        "",
+        "```{toctree}",
+        ":hidden:",
+        "",
+        *names,
+        "```",
         "",
     ]
     (DOCS / "index.md").write_text("\n".join(lines))
+    (DOCS.parent / "figures.md").write_text(figures())
+
+
+def head_of(name: str) -> tuple[str, str]:
+    """The command with which a page was made, and what it cost, as the page says."""
+    found = re.search(r"^`(perron study run .*)` \((.*?); ", (DOCS / f"{name}.md").read_text(), re.MULTILINE)
+    if not found:
+        sys.exit(f"docs/studies/{name}.md does not say how it was made. Write it again: benchmarks/studies.py {name}")
+    return found[1], found[2].replace(", 0 core-minutes", ", less than a core-minute")
+
+
+def figures() -> str:
+    """The paper's figures, each with its picture, command and cost, from the pages of the studies."""
+    lines = [
+        "# The paper's figures, reproduced",
+        "",
+        "Each is made by one command from a study file that comes with perron: runs on all cores, a table, the figure, and a",
+        "page that says what follows from it. *Core-minutes* are the times of all runs, added up, as the study's manifest",
+        "recorded them; several cores share them. The pictures are those of the pages. MNIST and CIFAR-10 have to be there:",
+        "[how to get them](training.md#datasets).",
+        "",
+    ]
+    for figure, names in FIGURES.items():
+        lines += [f"## {figure}", ""]
+        for name in names:
+            command, cost = head_of(name)
+            picture = re.search(r"!\[.*?\]\((.*?)\)", (DOCS / f"{name}.md").read_text())
+            lines += [f"**{load(name).title}.** [Tables, all pictures and what they mean](studies/{name}.md).", ""]
+            lines += [f"<!-- long: {cost.split(', ')[1]} -->", "```console", f"$ {command}", "```", "", f"{cost}.", ""]
+            lines += [f"![{load(name).title}](studies/{picture[1]})", ""] if picture else []
+    lines += ["```{toctree}", ":hidden:", "", "studies/index", "paper", "```", ""]
+    return "\n".join(lines)
 
 
 if __name__ == "__main__":
-    names = [name for name in sys.argv[1:] if name != "--again"] or [name for name in shipped() if name not in APART]
-    for wanted in names:
+    names = [name for name in sys.argv[1:] if not name.startswith("--")] or [
+        name for name in shipped() if name not in APART
+    ]
+    for wanted in names if "--index" not in sys.argv else []:
         page(wanted, again="--again" in sys.argv)
         print(read_study(ROOT / "results" / wanted).study.title)
     index()

@@ -17,7 +17,8 @@ library rests on those that fail.
 
 This page is written by the command itself:
 
-```
+<!-- long: two minutes -->
+```console
 $ perron paper check                     # all claims; --effort full looks harder, and takes some minutes
 $ perron paper check --only 7h --json    # one of them, with its counterexample
 $ perron paper check --write docs/paper.md
