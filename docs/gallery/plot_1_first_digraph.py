@@ -2,8 +2,8 @@
 1. Your first digraph
 =====================
 
-**At the end** you have a directed network of five sites, you know which of them count most and why, and you have seen an
-algorithm agree on the right point over it.
+**At the end** you have a directed network of five sites, you know which of them count most and why, and you have seen
+an algorithm agree on the right point over it.
 
 **You need** perron installed (``scripts/demo`` does that on first use) and ten minutes. No knowledge of graphs.
 """
@@ -12,8 +12,8 @@ algorithm agree on the right point over it.
 # Who speaks to whom
 # ------------------
 #
-# Five sites. The base station 0 has a strong transmitter and is heard by all others. The four sensors 1 to 4 have weak ones: each
-# is heard by the next only, and the last one reaches the base again.
+# Five sites. The base station 0 has a strong transmitter and is heard by all others. The four sensors 1 to 4 have
+# weak ones: each is heard by the next only, and the last one reaches the base again.
 #
 # An edge is a pair ``(source, target)``: the source speaks, the target hears.
 
@@ -25,14 +25,15 @@ print("node 0 speaks to", graph.targets(0).tolist(), "and hears", graph.sources(
 print("every node reaches every other:", graph.is_strongly_connected)
 
 # %%
-# *Strongly connected* is all that is asked of a network: from every node there is a way to every other one, along the arrows.
-# Every node also hears itself; such self-loops are there unless you say ``self_loops=False``.
+# *Strongly connected* is all that is asked of a network: from every node there is a way to every other one, along the
+# arrows. Every node also hears itself; such self-loops are there unless you say ``self_loops=False``.
 #
 # Weights
 # -------
 #
-# Nodes mix what they hear. In the *pull* matrix A a listener divides its attention, so rows sum to one. In the *push* matrix B a
-# speaker divides what it has, so columns sum to one. Entry ``[i, j]`` is what node i takes from node j, in both.
+# Nodes mix what they hear. In the *pull* matrix A a listener divides its attention, so rows sum to one. In the *push*
+# matrix B a speaker divides what it has, so columns sum to one. Entry ``[i, j]`` is what node i takes from node j, in
+# both.
 
 mixing = perron.Mixing.uniform(graph)
 print("A, pull\n", mixing.pull.round(2))
@@ -42,9 +43,9 @@ print("B, push\n", mixing.push.round(2))
 # Who counts
 # ----------
 #
-# Let the nodes average with A again and again: x, A x, A A x, ... They agree in the end, but not on the average. They agree on
-# a *weighted* average, and its weights are the Perron vector of A. It is the same for B: if the nodes push a quantity around,
-# it settles in the proportions of the Perron vector of B.
+# Let the nodes average with A again and again: x, A x, A A x, ... They agree in the end, but not on the average. They
+# agree on a *weighted* average, and its weights are the Perron vector of A. It is the same for B: if the nodes push a
+# quantity around, it settles in the proportions of the Perron vector of B.
 
 pull_weights = perron.spectral.perron(mixing.pull)
 push_weights = perron.spectral.perron(mixing.push)
@@ -81,14 +82,14 @@ for axes, title, weights in (
 print(perron.spectral.describe(mixing))
 
 # %%
-# ``rho_2`` is the one to look at first: the share of the disagreement that is left after each step, in the long run. ``c`` says
-# how well the two matrices agree on who counts; :doc:`/concepts/perron_vectors` defines them all.
+# ``rho_2`` is the one to look at first: the share of the disagreement that is left after each step, in the long run.
+# ``c`` says how well the two matrices agree on who counts; :doc:`/concepts/perron_vectors` defines them all.
 #
 # Let them work
 # -------------
 #
-# Each site has a measurement, and they want the average: site i minimises :math:`f_i(x) = (x - b_i)^2 / 2`, and all of them together
-# the mean of these, which is least at the mean of the :math:`b_i`.
+# Each site has a measurement, and they want the average: site i minimises :math:`f_i(x) = (x - b_i)^2 / 2`, and all
+# of them together the mean of these, which is least at the mean of the :math:`b_i`.
 
 import torch
 
@@ -99,8 +100,8 @@ print("the mean is", problem.optimum.item())
 print("farthest site from it, at the start and at the end:", history["distance_max"][[0, -1], 0])
 
 # %%
-# All five sites know the mean, 34, to a dozen digits; a mean weighted with A would be 41.3. Push-Pull is right although neither
-# matrix treats the nodes alike. :doc:`/why` shows what happens with one matrix only.
+# All five sites know the mean, 34, to a dozen digits; a mean weighted with A would be 41.3. Push-Pull is right
+# although neither matrix treats the nodes alike. :doc:`/why` shows what happens with one matrix only.
 
 print("weighted with A:", round(float(pull_weights @ measured.numpy()[:, 0]), 1))
 figure, axes = plt.subplots(figsize=(6.4, 3.6), layout="constrained")
@@ -109,6 +110,6 @@ axes.set(xlabel="step", ylabel="distance of the farthest site from 34")
 axes.grid(alpha=0.25)
 
 # %%
-# **Try next.** Add the edge ``(4, 2)`` and see rho_2 fall or rise. Take away ``(4, 0)`` and read the error. On the command line,
-# ``perron graph exponential --nodes 16 --draw graph.png`` does all this for a named topology, and
+# **Try next.** Add the edge ``(4, 2)`` and see rho_2 fall or rise. Take away ``(4, 0)`` and read the error. On the
+# command line, ``perron graph exponential --nodes 16 --draw graph.png`` does all this for a named topology, and
 # :doc:`/tutorials/own_network` for a file of yours. Then: :doc:`plot_2_linear_speedup`.

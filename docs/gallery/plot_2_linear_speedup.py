@@ -12,13 +12,13 @@ the run, and you know a network on which it fails.
 # The question
 # ------------
 #
-# Each node computes gradients from few samples, so they are noisy. With a constant step an algorithm does not arrive at the
-# optimum, then: it settles at a *noise floor*, a level about which it goes on trembling. Averaging n noisy gradients makes the
-# noise n times smaller. *Linear speedup* says that a network without a centre gets all of that: with the same step, n nodes settle
-# n times lower.
+# Each node computes gradients from few samples, so they are noisy. With a constant step an algorithm does not arrive
+# at the optimum, then: it settles at a *noise floor*, a level about which it goes on trembling. Averaging n noisy
+# gradients makes the noise n times smaller. *Linear speedup* says that a network without a centre gets all of that:
+# with the same step, n nodes settle n times lower.
 #
-# The problem: every node has the same curvature but another minimum, and its gradients have noise of variance 1. Everything is
-# known about it, so that theory can be exact.
+# The problem: every node has the same curvature but another minimum, and its gradients have noise of variance 1.
+# Everything is known about it, so that theory can be exact.
 
 import matplotlib.pyplot as plt
 
@@ -42,8 +42,8 @@ def measured(topology, nodes):
 #
 # .. math:: \mathbb{E}\,\|\nabla f(\hat x)\|^2 \;\to\; \frac{c\,\eta\,\mathrm{tr}(H \Sigma)}{2n},
 #
-# with the step :math:`\eta`, the Hessian H, the covariance Sigma of one node's gradient, and
-# :math:`c = n\,\pi_A^\top \pi_B` from the Perron vectors of the network. :doc:`/concepts/noise_floor` derives it in half a page.
+# with the step :math:`\eta`, the Hessian H, the covariance Sigma of one node's gradient, and :math:`c = n\,\pi_A^\top
+# \pi_B` from the Perron vectors of the network. :doc:`/concepts/noise_floor` derives it in half a page.
 #
 # The measurement
 # ---------------
@@ -58,11 +58,12 @@ for n, (history, c, predicted) in runs.items():
     )
 
 # %%
-# ``speedup.level`` is careful: it takes the mean over the last half of the run, but calls it stationary only if its two halves
-# agree within their standard errors, so that a curve that still falls is not taken for a floor.
+# ``speedup.level`` is careful: it takes the mean over the last half of the run, but calls it stationary only if its
+# two halves agree within their standard errors, so that a curve that still falls is not taken for a floor.
 #
-# The levels are close to the prediction, a little above it: the formula is the first term for small steps, and the next one
-# adds about :math:`\eta L / 2`, 2.5 % here. Now the slope of log(level / c) against log n, with its 95 % interval:
+# The levels are close to the prediction, a little above it: the formula is the first term for small steps, and the
+# next one adds about :math:`\eta L / 2`, 2.5 % here. Now the slope of log(level / c) against log n, with its 95 %
+# interval:
 
 nodes = list(levels)
 per_step = [levels[n].mean / runs[n][1] for n in nodes]
@@ -87,8 +88,8 @@ right.legend(frameon=False)
 # Where it ends
 # -------------
 #
-# The paper proves this for every strongly connected digraph. But the step must be one that the network bears, and a slow
-# network bears small steps only. On a directed ring of 16 nodes a message needs 15 steps to reach the last node:
+# The paper proves this for every strongly connected digraph. But the step must be one that the network bears, and a
+# slow network bears small steps only. On a directed ring of 16 nodes a message needs 15 steps to reach the last node:
 
 ring = perron.Mixing.random_integer(perron.topologies.ring(16), seed=0)
 fast = perron.Mixing.random_integer(perron.topologies.exponential(16), seed=0)
@@ -102,8 +103,10 @@ found = speedup.level(history.steps, history["grad_norm_sq"])
 print(f"ring with lr={LR}: {history['grad_norm_sq'][-1].mean():.0e}, {found.why}")
 
 # %%
-# There :math:`\eta = 0.05` is too large, and the run blows up, as ``stable_lr`` said it would. With a step that the ring bears,
-# there is less noise to average in the first place: speedup needs a step that is limited by noise and not by the network.
+# There :math:`\eta = 0.05` is too large, and the run blows up, as ``stable_lr`` said it would. With a step that the
+# ring bears, there is less noise to average in the first place: speedup needs a step that is limited by noise and not
+# by the network.
 #
-# **Try next.** Run the ring with ``lr=0.005``. Ask ``perron advise ring --nodes 16`` from how many steps on more nodes help. See the
-# :doc:`paper's figure 2 </studies/synthetic-speedup>`: twelve networks, logistic regression. Then: :doc:`plot_3_fair_comparison`.
+# **Try next.** Run the ring with ``lr=0.005``. Ask ``perron advise ring --nodes 16`` from how many steps on more
+# nodes help. See the :doc:`paper's figure 2 </studies/synthetic-speedup>`: twelve networks, logistic regression.
+# Then: :doc:`plot_3_fair_comparison`.

@@ -2,8 +2,8 @@
 3. Compare algorithms fairly
 ============================
 
-**At the end** you know three ways in which a comparison of decentralized algorithms goes wrong, you have seen each of them mislead
-you, and you know the cure.
+**At the end** you know three ways in which a comparison of decentralized algorithms goes wrong, you have seen each of
+them mislead you, and you know the cure.
 
 **You need** :doc:`plot_2_linear_speedup`. The runs take about a quarter of a minute.
 """
@@ -42,19 +42,20 @@ same = {name: run(name, 0.005, 2500) for name in algorithms}
 report(same)
 
 # %%
-# Push-Pull looks five times worse than ADD-OPT, and FROST twice. Neither is. With the same number, these algorithms make steps of
-# different length. Each has an average :math:`\hat x` of its nodes' models that moves by
+# Push-Pull looks five times worse than ADD-OPT, and FROST twice. Neither is. With the same number, these algorithms
+# make steps of different length. Each has an average :math:`\hat x` of its nodes' models that moves by
 #
 # .. math:: \hat x^{+} = \hat x - (\text{factor} \cdot \eta)\,\bar g + \epsilon,
 #
-# and the factor is c for Push-Pull, 1 for push-only methods, n for pull-only ones. The product is the *effective step*.
+# and the factor is c for Push-Pull, 1 for push-only methods, n for pull-only ones. The product is the *effective
+# step*.
 
 for name, algorithm in algorithms.items():
     print(f"{name:12} effective step of lr=0.005: {0.005 * algorithm.effective_step(network):.4f}")
 
 # %%
-# Who makes long steps gets down fast and stays high; who makes short steps is slow and gets low. That holds for one algorithm as
-# it does for another. So give each the learning rate with which all effective steps are equal:
+# Who makes long steps gets down fast and stays high; who makes short steps is slow and gets low. That holds for one
+# algorithm as it does for another. So give each the learning rate with which all effective steps are equal:
 
 STEP = 0.02
 fair = {name: run(name, STEP / algorithm.effective_step(network), 2500) for name, algorithm in algorithms.items()}
@@ -62,9 +63,10 @@ report(fair)
 print("predicted for all of them:", f"{theory.noise_floor(problem, STEP):.2e}")
 
 # %%
-# Now they agree but for a few percent. What is left is real: Push-Pull's residual :math:`\epsilon` does not vanish (see
-# :doc:`/studies/error-floor`), and costs it something on this skewed network. Whether a difference is real, the standard
-# errors tell. They are over trials, and because all algorithms see the same noise, compare them trial by trial:
+# Now they agree but for a few percent. What is left is real: Push-Pull's residual :math:`\epsilon` does not vanish
+# (see :doc:`/studies/error-floor`), and costs it something on this skewed network. Whether a difference is real, the
+# standard errors tell. They are over trials, and because all algorithms see the same noise, compare them trial by
+# trial:
 
 base = speedup.level(fair["centralized"].steps, fair["centralized"]["grad_norm_sq"]).each
 for name in ("push_pull", "add_opt", "frost"):
@@ -72,8 +74,8 @@ for name in ("push_pull", "add_opt", "frost"):
     print(f"{name:12} / centralized: {ratio.mean():.3f} +- {ratio.std(ddof=1) / len(ratio) ** 0.5:.3f}")
 
 # %%
-# Where they do differ is in the largest step that they bear. Compare like with like here, too: the first three hide all exchanges
-# behind the gradient, the last three (adapt-then-combine) wait for them.
+# Where they do differ is in the largest step that they bear. Compare like with like here, too: the first three hide
+# all exchanges behind the gradient, the last three (adapt-then-combine) wait for them.
 
 for name in ("push_pull", "add_opt", "frost", "push_pull_atc", "push_diging", "pull_diag_gt"):
     algorithm = perron.ALGORITHMS[name]
@@ -95,15 +97,15 @@ panels[0].legend(frameon=False)
 # Second trap: the transient
 # --------------------------
 #
-# On the left three of the curves have not arrived; ``level`` says *still falling*. Whatever is compared there, it is not a noise
-# floor. A short run shows who starts faster, a long one who ends lower. Decide which you ask, and for the second do not trust
-# your eyes, but ask ``speedup.level``: it refuses to call a falling curve a level.
+# On the left three of the curves have not arrived; ``level`` says *still falling*. Whatever is compared there, it is
+# not a noise floor. A short run shows who starts faster, a long one who ends lower. Decide which you ask, and for the
+# second do not trust your eyes, but ask ``speedup.level``: it refuses to call a falling curve a level.
 #
 # Third trap: scattered starts
 # ----------------------------
 #
-# Here is a linear speedup without any noise. Let every node start at a point of its own, at random about the optimum, and look at the
-# curves after 200 steps. There is *no noise at all* in these gradients:
+# Here is a linear speedup without any noise. Let every node start at a point of its own, at random about the optimum,
+# and look at the curves after 200 steps. There is *no noise at all* in these gradients:
 
 
 def after_200_steps(nodes, scattered):
@@ -125,13 +127,14 @@ for scattered in (True, False):
     print("  slope", speedup.power_law(list(found), *zip(*[one[:2] for one in found.values()], strict=True), trials=20))
 
 # %%
-# The slope is close to -1, its interval holds -1, and it has nothing to do with noise. The average of n scattered points is n times
-# closer to the optimum (in square), so more nodes *start* lower. With a common start the slope is zero. The settings in the
-# paper's caption fall into this trap, and perron refuses to call that a speedup: :doc:`/studies/caption-settings`.
+# The slope is close to -1, its interval holds -1, and it has nothing to do with noise. The average of n scattered
+# points is n times closer to the optimum (in square), so more nodes *start* lower. With a common start the slope is
+# zero. The settings in the paper's caption fall into this trap, and perron refuses to call that a speedup:
+# :doc:`/studies/caption-settings`.
 #
-# **In short.** Equal effective step; noise floor, not transient; a common start; standard errors over trials, with the same noise for
-# all. In a study file that is ``equal_effective_step = true`` and ``conclusion = "comparison"``, and perron sees to the rest:
-# :doc:`/studies`.
+# **In short.** Equal effective step; noise floor, not transient; a common start; standard errors over trials, with
+# the same noise for all. In a study file that is ``equal_effective_step = true`` and ``conclusion = "comparison"``,
+# and perron sees to the rest: :doc:`/studies`.
 #
 # **Try next.** ``perron study run families`` does this for seven algorithms on the paper's six topologies
 # (:doc:`result </studies/families>`). Put your own algorithm among them: :doc:`/tutorials/own_algorithm`.
