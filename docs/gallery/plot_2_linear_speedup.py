@@ -61,9 +61,9 @@ for n, (history, c, predicted) in runs.items():
 # ``speedup.level`` is careful: it takes the mean over the last half of the run, but calls it stationary only if its
 # two halves agree within their standard errors, so that a curve that still falls is not taken for a floor.
 #
-# The levels are close to the prediction, a little above it: the formula is the first term for small steps, and the
-# next one adds about :math:`\eta L / 2`, 2.5 % here. Now the slope of log(level / c) against log n, with its 95 %
-# interval:
+# The levels are close to the prediction, a little above it: the formula is the first term for small steps, and what
+# it leaves out is a share of the order of :math:`\eta L`, a few percent here. Now the slope of log(level / c) against
+# log n, with its 95 % interval:
 
 nodes = list(levels)
 per_step = [levels[n].mean / runs[n][1] for n in nodes]
