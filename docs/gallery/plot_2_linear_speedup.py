@@ -83,6 +83,8 @@ right.set_xticks(nodes, [str(n) for n in nodes])
 right.set_yticks([5e-4, 1e-3, 2e-3, 4e-3], ["0.0005", "0.001", "0.002", "0.004"])
 right.minorticks_off()
 right.legend(frameon=False)
+for axes in (left, right):
+    axes.grid(alpha=0.25)
 
 # %%
 # Where it ends

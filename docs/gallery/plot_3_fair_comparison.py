@@ -91,9 +91,9 @@ figure, panels = plt.subplots(1, 2, figsize=(10, 4), layout="constrained", share
 for axes, title, histories in ((panels[0], "the same lr", same), (panels[1], "the same effective step", fair)):
     for name, history in histories.items():
         axes.semilogy(history.steps, history.mean("grad_norm_sq"), linewidth=1, label=name)
-    axes.set(title=title, xlabel="step")
-panels[0].set_ylabel("squared gradient norm")
-panels[0].legend(frameon=False)
+    axes.set(title=title, xlabel="step", ylabel="squared gradient norm")
+    axes.legend(frameon=False)
+    axes.grid(alpha=0.25)
 
 # %%
 # Second trap: the transient
