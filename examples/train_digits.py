@@ -1,4 +1,4 @@
-"""An ordinary PyTorch training loop with a DataLoader, made decentralized by the lines that are marked; seconds on the small digits.
+"""An ordinary PyTorch training loop with a DataLoader, made decentralized by the marked lines; seconds on the small digits.
 
     torchrun --standalone --nproc-per-node 4 examples/train_digits.py
 
@@ -21,7 +21,9 @@ train = TensorDataset(data.images[mine] / 255.0, data.labels[mine].long())
 loader = DataLoader(train, batch_size=16, shuffle=True, generator=torch.Generator().manual_seed(rank))
 
 model = nn.Sequential(nn.Flatten(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10))
-optimizer = perron.optim.Decentralized(model, perron.PushPull(), "exponential", lr=0.3)  # (3) instead of torch.optim.SGD
+optimizer = perron.optim.Decentralized(
+    model, perron.PushPull(), "exponential", lr=0.3
+)  # (3) instead of torch.optim.SGD
 scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=20)
 
 for epoch in range(20):
