@@ -21,9 +21,7 @@ train = TensorDataset(data.images[mine] / 255.0, data.labels[mine].long())
 loader = DataLoader(train, batch_size=16, shuffle=True, generator=torch.Generator().manual_seed(rank))
 
 model = nn.Sequential(nn.Flatten(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10))
-optimizer = perron.optim.Decentralized(
-    model, perron.PushPull(), "exponential", lr=0.3
-)  # (3) instead of torch.optim.SGD
+optimizer = perron.optim.Decentralized(model, perron.PushPull(), "exponential", lr=0.3)  # (3) instead of SGD
 scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=20)
 
 for epoch in range(20):
