@@ -1,8 +1,9 @@
-"""Runs the code blocks of a page, in their order: ```python, ```console, ```toml and ```json; ```text is not code.
+"""Runs the code blocks of a page, in their order: ```python, ```console, ```toml and ```json.
 
-Python blocks of a page share their names. Commands run in a folder that looks like the checkout, with what earlier blocks of
-the page left there; what a block prints below a command has to be printed (doctest's ``...`` may stand for anything). A
-comment on the line above a block says what is special about it:
+Python blocks of a page share their names; a ```text block right below one is what it prints, other ```text is not code. Commands
+run in a folder that looks like the checkout, with what earlier blocks of the page left there; what a block prints below a
+command has to be printed (doctest's ``...`` may stand for anything). A comment on the line above a block says what is
+special about it:
 
     <!-- long: 9 minutes -->               run only with PERRON_LONG=1 (scripts/test --long); else parsed
     <!-- unrun: needs four machines -->    never run, but parsed; it has to say why
@@ -19,6 +20,8 @@ import subprocess
 import sys
 import tomllib
 from collections.abc import Callable, Iterator
+from contextlib import redirect_stdout
+from io import StringIO
 from pathlib import Path
 
 import typer
@@ -35,6 +38,7 @@ ROOT = Path(__file__).parents[1]
 LONG = bool(os.environ.get("PERRON_LONG"))
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run"]
 MARK = re.compile(r"<!-- (long|unrun|nodes): (.+?) -->\n\s*\Z")
+BELOW = re.compile(r"[\s`]*?\n\n```text\n(.*?)```", re.DOTALL)  # what a block prints, right below it
 LANGUAGES = ("python", "console", "toml", "json", "text")
 
 
@@ -58,7 +62,12 @@ def python(example: Example) -> None:
         script.write_text(example.parsed)
         run([*TORCHRUN, "--standalone", "--nproc-per-node", nodes, str(script)])
     elif runs(example):
-        PythonEvaluator()(example)
+        printed = StringIO()
+        with redirect_stdout(printed):
+            PythonEvaluator()(example)
+        below = BELOW.match(example.document.text[example.region.end :])
+        if below:
+            compare("the block", below[1], printed.getvalue())
     else:
         ast.parse(example.parsed)
 
@@ -70,9 +79,15 @@ def console(example: Example) -> None:
             parse(words)
             continue
         printed = execute(words)
-        checker, flags = doctest.OutputChecker(), doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
-        if expected and not checker.check_output(expected, printed, flags):
-            raise AssertionError(f"{shlex.join(words)} printed\n{printed}\nand not\n{expected}")
+        if expected:
+            compare(shlex.join(words), expected, printed)
+
+
+def compare(what: str, expected: str, printed: str) -> None:
+    """Whether it printed what the page says."""
+    checker, flags = doctest.OutputChecker(), doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
+    if not checker.check_output(expected, printed, flags):
+        raise AssertionError(f"{what} printed\n{printed}\nand not\n{expected}")
 
 
 def commands(block: str) -> Iterator[tuple[list[str], str]]:

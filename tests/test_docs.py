@@ -71,6 +71,7 @@ def test_every_block_says_its_language(path):
         ('```console\n$ perron graph ring --nodes 5 --json\n{..."nodes": 6...}\n```\n', "and not"),
         ("```console\n$ perron graph nothing\n```\n", "nothing"),
         ("```python\n1 / 0\n```\n", "division"),
+        ("```python\nprint(1)\n```\n\n```text\n2\n```\n", "the block printed"),
         ("<!-- long: x -->\n```python\n1 +\n```\n", "invalid syntax"),
         ('```toml\ntitel = "x"\n```\n', "titel"),
     ],
