@@ -19,7 +19,9 @@ def report(
     ] = None,
     show: Annotated[bool, typer.Option("--open", help="Open it in the browser.", rich_help_panel=OUTPUT)] = False,
 ) -> None:
-    """Make one self-contained HTML page: what was run, the networks, curves to explore, what they mean, and the data.
+    """Make one HTML page about studies, to explore in a browser.
+
+    It needs no network: what was run, the networks, the curves, what they mean and the data are all in the file.
 
     perron report results/demo --open
     perron report results/* --out all.html
