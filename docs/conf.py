@@ -27,6 +27,7 @@ extensions = [
 ]
 exclude_patterns = ["gallery/*", "auto_gallery/*.ipynb", "**/.ipynb_checkpoints"]
 suppress_warnings = ["ref.python"]  # attributes of the same name in several classes
+smartquotes = False  # -- is an option, not a dash
 nitpicky = True
 nitpick_ignore_regex = [
     (r"py:.*", r"(?!perron\.).*"),  # names of other libraries: their pages are on the network

@@ -139,6 +139,7 @@ def help_of_commands() -> str:
     from typer.cli import get_docs_for_click
 
     from perron.cli import app
+    from perron.command import EXIT_CODES
 
     command = typer.main.get_command(app)
     text = get_docs_for_click(obj=command, ctx=typer.Context(command, info_name="perron"), name="perron")
@@ -148,7 +149,9 @@ def help_of_commands() -> str:
         text,
         flags=re.M,
     )
-    return "## " + text.split("\n## ", 1)[1]  # what comes before is the page's own to say
+    codes = "".join(f"| {code} | {told} |\n" for code, told in EXIT_CODES.items())
+    head = f"| exit code | what it says |\n|---|---|\n{codes}\n"
+    return head + "## " + text.split("\n## ", 1)[1]  # what comes before is the page's own to say
 
 
 def read_source(app: Sphinx, docname: str, source: list[str]) -> None:
