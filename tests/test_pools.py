@@ -147,7 +147,7 @@ def test_ray_names_the_killed_and_another_pool_goes_on_to_the_same_table(study, 
     wait_for(at_work, seconds=200)[0].kill()
     family = psutil.Process(process.pid).children(recursive=True)
     _, error = process.communicate(timeout=300)
-    assert process.returncode == 1, error
+    assert process.returncode == 3, error
     assert error.count("its process was killed") == 1
     assert "doubly stochastic" in error
     assert "Traceback" not in error

@@ -92,7 +92,7 @@ def check(study: StudyName, change: Changes = None, as_json: Json = False) -> No
     perron study check demo
     perron study check examples/own_study.toml --set trials=5
     """
-    from perron.experiment import cost
+    from perron.job import cost
     from perron.study import load, parse
 
     loaded = load(study, parse(change or []))
