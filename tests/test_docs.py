@@ -4,6 +4,7 @@ import importlib
 import json
 import os
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -49,6 +50,14 @@ def checkout(tmp_path, monkeypatch):
 def test_code_blocks_run(path, capsys):
     for example in blocks.examples(path):
         example.evaluate()
+
+
+def test_commands_within_the_text_of_the_readme_exist():
+    text = re.sub(r"```.*?```", "", (ROOT / "README.md").read_text(), flags=re.DOTALL)
+    found = [command for command in re.findall(r"`([^`]+)`", text) if command.startswith(("perron ", "torchrun "))]
+    assert len(found) > 5
+    for command in found:
+        blocks.parse(shlex.split(command))
 
 
 @pytest.mark.parametrize("path", MARKDOWN, ids=name_of)
