@@ -13,7 +13,7 @@ from perron.command import OUTPUT, screen
 
 
 def report(
-    folders: Annotated[list[Path], typer.Argument(metavar="DIR...", help="Directories of studies that were run.")],
+    folders: Annotated[list[Path], typer.Argument(metavar="DIR", help="Directories of studies that were run.")],
     out: Annotated[
         Path | None, out_option("Where to write it (default: DIR/report.html; of several studies, ./report.html).")
     ] = None,
