@@ -12,10 +12,10 @@ SOURCE = Path(perron.__file__).parent
 # A module may import those on lines above its own, and no others.
 LAYERS = [
     ["errors"],
-    ["graph", "atomic", "progress", "options", "plain"],
-    ["topologies", "stochastic", "balancing"],
-    ["mixing", "eigen"],
-    ["spectral", "authors", "files"],
+    ["graph", "atomic", "progress", "options", "plain", "live", "curves"],
+    ["topologies", "stochastic", "balancing", "under_way"],
+    ["mixing", "eigen", "tensorboard", "watch"],
+    ["spectral", "authors", "files", "log"],
     ["network", "node", "keyed", "schedule", "data", "peers", "flat", "saved", "augment", "named"],
     ["algorithm", "problem", "pulse", "models", "fetch", "partition"],
     ["algorithms", "problems", "agreement", "elastic", "wiring", "stripes"],
@@ -39,6 +39,7 @@ LAYERS = [
     ["command"],
     ["arguments"],
     ["report_cli", "study_cli", "data_cli", "design_cli", "advise_cli", "paper_cli"],
+    ["watch_cli"],
     ["cli"],
     ["__main__"],
 ]
