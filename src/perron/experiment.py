@@ -32,12 +32,12 @@ from filelock import FileLock, Timeout
 from perron.atomic import write_bytes
 from perron.errors import FileError, PerronError
 from perron.job import PARTIAL, Job, Report, code, cost, versions
-from perron.live import Records
+from perron.live import LIVE, Records
 from perron.pools import Local, Pool, cores
 from perron.progress import spoken
 from perron.run import Run
 from perron.study import Study
-from perron.under_way import LIVE, Planned, announced
+from perron.under_way import Planned, announced
 
 if TYPE_CHECKING:
     import pandas as pd

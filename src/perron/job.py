@@ -21,8 +21,7 @@ from threadpoolctl import threadpool_limits
 
 from perron.atomic import write_bytes
 from perron.errors import FileError, PerronError
-from perron.live import Records
-from perron.under_way import LIVE
+from perron.live import LIVE, Records
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -30,6 +30,7 @@ from typing import Any, BinaryIO, NamedTuple
 
 from perron.errors import FileError, PerronError
 
+LIVE = ".live"  # how the file of a study's run ends
 PATIENCE = 0.2  # seconds between two lines that tell the same
 SPARSE = 5000  # and at least the age of the process divided by this: lines grow with the logarithm of time only
 WINDOW = 60.0  # seconds over which a rate is measured

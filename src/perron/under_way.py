@@ -18,10 +18,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from perron.errors import FileError
-from perron.live import Records, Tail, Track, held
+from perron.live import LIVE, Records, Tail, Track, held
 
 STUDY = "live.jsonl"
-LIVE = ".live"
 NODES = "node-*.jsonl"
 
 
