@@ -25,6 +25,8 @@ parser.add_argument("--algorithm", default="push_pull")
 parser.add_argument("--lr", type=float, default=0.3)
 parser.add_argument("--steps", type=int, default=2000)
 parser.add_argument("--batch", type=int, default=64, help="of each node")
+parser.add_argument("--log", metavar="DIR", help="tell there how it goes: perron watch DIR")
+parser.add_argument("--tensorboard", action="store_true", help="and to TensorBoard, in DIR/tensorboard")
 options = parser.parse_args()
 
 torch.set_default_dtype(torch.float64)  # for figures that can be compared with the simulator's; float32 is faster
@@ -40,18 +42,26 @@ model = nn.Sequential(
     nn.Flatten(), nn.Linear(side**2, 128), nn.ReLU(), nn.Linear(128, 64), nn.ReLU(), nn.Linear(64, 10)
 )
 optimizer = perron.optim.Decentralized(model, perron.ALGORITHMS[options.algorithm], options.graph, lr=options.lr)
+log = perron.Log(options.log, steps=options.steps, tensorboard=options.tensorboard) if options.log else None
 draws, draw, told = Keyed(0, node=rank, stream=NOISE), 0, 0  # random numbers by seed and node, as the simulator's
 while optimizer.steps < options.steps:
     batch = draws.integers(draw, options.batch, len(images))
     optimizer.zero_grad()
-    cross_entropy(model(images[batch]), labels[batch]).backward()
+    loss = cross_entropy(model(images[batch]), labels[batch])
+    loss.backward()
     optimizer.step()
     draw += 1
+    if log:
+        log(optimizer.steps, loss=loss)
     if optimizer.steps % (options.steps // 10) == 0 and optimizer.steps > told:  # a step may take several gradients
         told = optimizer.steps
         with optimizer.averaged_model(), torch.no_grad():
             if optimizer.node.number == 0:
                 right = (model(data.test_images / 255.0).argmax(1) == data.test_labels).double().mean()
                 print(f"{name}, step {told}: averaged model {right:.2%} of the test images right", flush=True)
+                if log:
+                    log(told, test_accuracy=right)
 optimizer.close()
+if log:
+    log.close()
 perron.distributed.close()

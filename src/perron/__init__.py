@@ -74,6 +74,7 @@ if TYPE_CHECKING:
     from perron.files import read_graph, read_matrix, read_mixing, write_graph, write_matrix, write_mixing
     from perron.graph import Graph
     from perron.history import History
+    from perron.log import Log
     from perron.mixing import Mixing
     from perron.network import Network
     from perron.problem import Problem
@@ -94,6 +95,7 @@ _HOME = {
         "AcceleratedPushPull", "CentralizedSGD", "ConstrainedPushPull", "ExactDiffusion", "GradientPull", "GradientTracking",
         "PullDiag", "PushDIGing", "PushPull", "PushSum", "RowExtra", "SubgradientPush", "TreePushPull",
     ],
+    "log": ["Log"],
     "problem": ["Problem"],
     "history": ["History"],
     "simulation": ["Simulation", "simulate"],

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from perron import advise_cli, data_cli, design_cli, paper_cli, report_cli, study_cli
+from perron import advise_cli, data_cli, design_cli, paper_cli, report_cli, study_cli, watch_cli
 from perron.arguments import (
     Json,
     MaybeNetwork,
@@ -232,6 +232,7 @@ def demo(
 
 app.add_typer(study_cli.app, name="study", rich_help_panel=STUDIES)
 app.command(rich_help_panel=STUDIES)(report_cli.report)
+app.command(rich_help_panel=STUDIES)(watch_cli.watch)
 app.add_typer(data_cli.app, name="data", rich_help_panel=STUDIES)
 app.command(rich_help_panel=THEORY)(advise_cli.advise)
 app.command(rich_help_panel=THEORY)(design_cli.design)

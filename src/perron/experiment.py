@@ -5,6 +5,8 @@ A study's directory holds
     runs/KEY.parquet   the table of one finished run, KEY a hash of all that decides its numbers (and of perron's own code)
     runs/KEY.json      its parameters, its duration, and warnings
     runs/KEY.partial   a run under way, saved once a minute; the next time it goes on from there, bit for bit
+    runs/KEY.live      what it measures meanwhile, for who watches it (`perron.live`)
+    live.jsonl         which runs there are and which failed, likewise; locked while a process is at work
     results.parquet    all runs: a row for each run, recorded step and trial; each parameter a column
     manifest.json      version, commit, seeds, machine, duration, and how each run ended
 
@@ -19,7 +21,7 @@ import platform
 import subprocess
 import time
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -30,10 +32,12 @@ from filelock import FileLock, Timeout
 from perron.atomic import write_bytes
 from perron.errors import FileError, PerronError
 from perron.job import PARTIAL, Job, Report, code, cost, versions
+from perron.live import LIVE, Records
 from perron.pools import Local, Pool, cores
 from perron.progress import spoken
 from perron.run import Run
 from perron.study import Study
+from perron.under_way import Planned, announced
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -84,7 +88,10 @@ def run_study(
     """
     folder = Path(folder)
     started, clock = datetime.now(UTC), time.monotonic()
-    with _alone(folder):
+    pool = pool or Local(workers=workers)
+    workers = getattr(pool, "workers", None) or (cores() if isinstance(pool, Local) else None)
+    plan = [Planned(_name(run), str(run), cost(run)) for run in study.runs]
+    with _alone(folder), announced(folder, study.title or study.name, plan, workers=workers) as live:
         _clear(folder, study)
         todo = [run for run in study.runs if _read(folder, run) is None]
         if began:
@@ -92,7 +99,7 @@ def run_study(
         outcome = Outcome(study, folder, table=None, seconds=0.0, reused=len(study.runs) - len(todo))
         try:
             if todo:
-                outcome.failed = _run_all(study, todo, folder, pool or Local(workers=workers), progress, news)
+                outcome.failed = _run_all(study, todo, folder, pool, progress, news, live)
         finally:  # whatever happens, what is finished is collected
             outcome.seconds, outcome.table = time.monotonic() - clock, _collected(study, folder)
             told = _told(study, folder)
@@ -129,6 +136,7 @@ def _run_all(
     pool: Pool,
     progress: Callable[[float], None] | None,
     news: Callable[[str], None] | None,
+    live: Records,
 ) -> dict[str, str]:
     """Have a pool do the runs; what went wrong, by run."""
     queue = sorted(todo, key=cost, reverse=True)  # long ones first: the workers finish together
@@ -141,13 +149,27 @@ def _run_all(
     work = [cost(run) for run in queue]
     shares = [0.0] * len(queue)
     reports: dict[int, Report] = {}  # of the runs under way
+    records: dict[int, Records] = {}
+    begun = time.time() - 1.0  # clocks of file systems are coarse
     failed: dict[str, str] = {}
 
     def told(place: int, report: Report) -> None:
         if shares[place] < 1.0:
             reports[place], shares[place] = report, report.share
+            if report.values and (place in records or unseen(files[place])):
+                if place not in records:
+                    records[place] = open_records.enter_context(Records(files[place].with_suffix(LIVE), {}))
+                if report.step > (written := records[place]).last:
+                    written.steps = report.steps
+                    written(report.step, **report.values)
 
-    with closing(pool.run(jobs, told)) as ends:
+    def unseen(target: Path) -> bool:
+        """Whether a worker does not see the directory, and so writes no records; then we do."""
+        path = target.with_suffix(LIVE)
+        fresh = path.exists() and path.stat().st_mtime > begun
+        return not fresh and not target.with_suffix(".parquet").exists()
+
+    with ExitStack() as open_records, closing(pool.run(jobs, told)) as ends:
         for end in ends:
             if end is not None:
                 place, said = end
@@ -155,7 +177,10 @@ def _run_all(
                     said = "ended, but its results are not there"
                 if said is not None:
                     failed[queue[place].key] = f"{queue[place]}: {said}"
+                    live.event(said, run=files[place].name)
                 reports.pop(place, None)
+                if written := records.pop(place, None):
+                    written.close(ended=said is None)
                 shares[place] = 1.0
             if progress:
                 progress(sum(weight * share for weight, share in zip(work, shares, strict=True)) / sum(work))
@@ -194,9 +219,9 @@ def _alone(folder: Path) -> Iterator[None]:
 
 def _clear(folder: Path, study: Study) -> None:
     """Remove what nobody will go on with, which can be gigabytes: runs under way of other code or other studies, half files."""
-    kept = {f"{_name(run)}{PARTIAL}" for run in study.runs}
+    kept = {f"{_name(run)}{suffix}" for run in study.runs for suffix in (PARTIAL, LIVE)}
     for path in (folder / "runs").iterdir():
-        if path.suffix == ".part" or (path.suffix == PARTIAL and path.name not in kept):
+        if path.suffix == ".part" or (path.suffix in (PARTIAL, LIVE) and path.name not in kept):
             path.unlink(missing_ok=True)
 
 

@@ -21,6 +21,7 @@ from threadpoolctl import threadpool_limits
 
 from perron.atomic import write_bytes
 from perron.errors import FileError, PerronError
+from perron.live import LIVE, Records
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -32,7 +33,8 @@ if TYPE_CHECKING:
 LOOKERS = {
     "__main__.py", "cli.py", "study_cli.py", "data_cli.py", "design_cli.py", "advise_cli.py", "paper_cli.py", "report_cli.py",
     "watch_cli.py", "command.py", "arguments.py", "named.py", "plain.py", "fetch.py", "plots.py", "speedup.py", "conclusions",
-    "experiment.py", "pools", "report", "live.py", "watch.py", "tensorboard.py", "advise", "claims", "design", "estimate.py",
+    "experiment.py", "pools", "report", "live.py", "under_way.py", "log.py", "curves.py", "watch.py", "tensorboard.py",
+    "advise", "claims", "design", "estimate.py",
 }
 # fmt: on
 PARTIAL = ".partial"
@@ -127,15 +129,21 @@ def perform(job: Job, report: Callable[[Report], None], *, seen: bool = True) ->
         seen: whether the study's directory can be seen from here, so that the run is saved there and goes on from there.
     """
 
+    live: Records | None = None
+
     def tell(step: int, steps: int, values: Mapping[str, float]) -> None:
         # The one place where a run under way says where it is.
+        if live is not None:
+            live.steps = steps
+            live(step)
         report(Report(step, steps, {name: float(value) for name, value in values.items()}))
 
     started = time.perf_counter()
     try:
         _same(job.versions)
         one_thread()
-        table, warned = do(job.run, tell, job.target.with_suffix(PARTIAL) if seen else None, job.save_every)
+        live = Records(job.target.with_suffix(LIVE), {"run": str(job.run)}) if seen else None
+        table, warned = do(job.run, tell, job.target.with_suffix(PARTIAL) if seen else None, job.save_every, live)
         said = {
             "run": job.run.model_dump(mode="json"),
             "seconds": round(time.perf_counter() - started, 3),
@@ -148,6 +156,9 @@ def perform(job: Job, report: Callable[[Report], None], *, seen: bool = True) ->
         return Result("", b"", "ran out of memory")
     except Exception as error:  # whatever it is, the other runs go on and this one is named
         return Result("", b"", f"{type(error).__name__}: {error}")
+    finally:
+        if live is not None:
+            live.close()
 
 
 def keep(target: Path, result: Result) -> str | None:
@@ -157,7 +168,8 @@ def keep(target: Path, result: Result) -> str | None:
     try:
         write_bytes(target.with_suffix(".json"), result.facts.encode())
         write_bytes(target.with_suffix(".parquet"), result.table)  # last: now it is finished
-        target.with_suffix(PARTIAL).unlink(missing_ok=True)
+        for suffix in (PARTIAL, LIVE):
+            target.with_suffix(suffix).unlink(missing_ok=True)
     except FileError as error:
         return str(error)
     return None
@@ -187,6 +199,7 @@ def do(
     tell: Callable[[int, int, Mapping[str, float]], None] | None = None,
     kept: Path | None = None,
     save_every: float = 60.0,
+    log: Callable[..., object] | None = None,
 ) -> tuple[pd.DataFrame, list[str]]:
     """One run: its table, and the warnings it gave. It is kept in a file, if given, and goes on from it."""
     import torch
@@ -213,6 +226,7 @@ def do(
             dtype=getattr(torch, run.precision) if run.precision else None,
             device=run.device,
             progress=(lambda step, values: tell(step, steps, values)) if tell else False,
+            log=log,
             checkpoint=kept,
             save_every=save_every,
         )

@@ -21,8 +21,10 @@ SHOWN = {
 class Bar:
     """A progress bar on standard error, for runs that take longer than a moment."""
 
-    def __init__(self, total: int, wanted: bool | Tell | None, title: str) -> None:
-        self.total, self.title = total, title
+    def __init__(
+        self, total: int, wanted: bool | Tell | None, title: str, log: Callable[..., object] | None = None
+    ) -> None:
+        self.total, self.title, self.log = total, title, log
         self.tell = wanted if callable(wanted) else None
         self.wanted = sys.stderr.isatty() if wanted is None else wanted is True
         self.last = time.monotonic()
@@ -35,7 +37,10 @@ class Bar:
 
     def at(self, step: int, values: Mapping[str, float] | None = None) -> None:
         """Show how far we are, with the values that were measured last, if there was no look at it for a moment."""
-        self.values = self.values if values is None else values
+        if values is not None:
+            self.values = values
+            if self.log is not None:
+                self.log(step, **values)
         if not (self.wanted or self.tell) or (time.monotonic() - self.last < PATIENCE and step < self.total):
             return
         self.last = time.monotonic()

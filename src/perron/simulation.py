@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -321,6 +321,7 @@ def simulate(
     metrics: Sequence[str | Metric] = ("grad_norm_sq", "consensus_error_sq"),
     final_metrics: Sequence[str | Metric] = (),
     progress: bool | Tell | None = None,
+    log: Callable[..., object] | None = None,
     checkpoint: str | Path | None = None,
     save_every: float = 60.0,
     **options: Any,
@@ -337,6 +338,8 @@ def simulate(
         final_metrics: likewise, but measured after the last step only, because they take long; nan before.
         progress: whether to show a progress bar; by default on a terminal. Or a function that is told the step and the values
             that were measured last, about twice a second.
+        log: called with each measured step and the means of its values over trials, as ``log(step, grad_norm_sq=...)``: a
+            `perron.Log`, for example, for `perron watch`.
         checkpoint: a file in which the run is kept; if it is there already, the run goes on from it, bit for bit.
         save_every: so many seconds after it was saved last, and at the end.
 
@@ -357,7 +360,7 @@ def simulate(
     running, recorder = Running(simulation), Recorder(metrics, recorded(steps, every), final_metrics)
     keeper = None if checkpoint is None else Keeper(checkpoint, save_every, simulation, list(recorder.metrics))
     interrupted = False
-    with Bar(steps, progress, algorithm.about.title) as bar, torch.no_grad():
+    with Bar(steps, progress, algorithm.about.title, log) as bar, torch.no_grad():
         try:
             if keeper is None or not keeper.load(running, recorder, steps):
                 bar.at(0, recorder.observe(running.snapshot()))

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from perron.arguments import HERE, Changes, Folder, Json, StudyName, Workers, out_option, shipped_studies, studies
-from perron.command import App, say, screen, write_json
+from perron.command import OUTPUT, App, say, screen, write_json
 from perron.errors import FailedError, FileError, PerronError
 
 if TYPE_CHECKING:
@@ -119,6 +119,12 @@ def run(
         typer.Option(metavar="KEY=VALUE", help="An option of Slurm, as partition=long, time=90 or mem=4GB."),
     ] = None,
     out: Annotated[Path | None, out_option("Where results go (default: results/NAME).", "DIR")] = None,
+    tensorboard: Annotated[
+        bool,
+        typer.Option(
+            "--tensorboard", help="Write the curves for TensorBoard, too, to DIR/tensorboard.", rich_help_panel=OUTPUT
+        ),
+    ] = False,
     as_json: Json = False,
 ) -> None:
     """Run a study, or go on with one that was stopped.
@@ -135,7 +141,8 @@ def run(
 
     loaded = load(study, parse(change or []))
     pool = chosen(on, workers=workers, address=address, slurm=parse(slurm or [], "--slurm"))
-    finish(run_with_progress(loaded, out or Path("results") / loaded.name, pool=pool), as_json=as_json)
+    folder = out or Path("results") / loaded.name
+    finish(run_with_progress(loaded, folder, pool=pool, tensorboard=tensorboard), as_json=as_json)
 
 
 @app.command()
@@ -168,7 +175,9 @@ def show(folder: Folder, as_json: Json = False) -> None:
     finish(read_study(folder), files=False, as_json=as_json)
 
 
-def run_with_progress(study: Any, folder: Path, workers: int | None = None, pool: Pool | None = None) -> Outcome:
+def run_with_progress(
+    study: Any, folder: Path, workers: int | None = None, pool: Pool | None = None, *, tensorboard: bool = False
+) -> Outcome:
     """Run a study with a progress bar on standard error."""
     from rich.console import Console
     from rich.progress import (
@@ -181,8 +190,9 @@ def run_with_progress(study: Any, folder: Path, workers: int | None = None, pool
     )
 
     from perron.experiment import run_study
+    from perron.tensorboard import StudyBoard
 
-    console = Console(stderr=True)
+    console, board = Console(stderr=True), StudyBoard(folder) if tensorboard else None
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),
@@ -207,13 +217,18 @@ def run_with_progress(study: Any, folder: Path, workers: int | None = None, pool
             line = f"{study.title or study.name}: {runs} runs{already}."
             console.print(line, highlight=False, markup=False, soft_wrap=True)
 
+        def progress(share: float) -> None:
+            bar.update(task, completed=share)
+            if board:
+                board.update()
+
         try:
             return run_study(
                 study,
                 folder,
                 workers=workers,
                 pool=pool,
-                progress=lambda share: bar.update(task, completed=share),
+                progress=progress,
                 began=began,
                 news=news,
             )
@@ -223,6 +238,9 @@ def run_with_progress(study: Any, folder: Path, workers: int | None = None, pool
                 f"Stopped. What was done is kept in {folder}; the same command goes on.", markup=False, soft_wrap=True
             )
             raise typer.Exit(130) from None
+        finally:
+            if board:
+                board.close()
 
 
 def finish(outcome: Outcome, *, files: bool = True, only: Sequence[str] = (), as_json: bool = False) -> None:
