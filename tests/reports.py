@@ -6,7 +6,7 @@ from html.parser import HTMLParser
 import pandas as pd
 from plotly.offline import get_plotlyjs
 
-from perron.experiment import do
+from perron.job import do
 from perron.study import Study
 
 SPEEDUP = {
