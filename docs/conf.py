@@ -34,7 +34,7 @@ nitpick_ignore_regex = [
     (r"py:.*", r"perron\.\w+\.\w+\.\w+"),  # states of algorithms and other names within packages
     (
         r"py:.*",
-        r"perron\.(distributed\._Batch|eigen|elastic|graph\.Tree|keyed|metrics\.T|peers|run)(\..*)?",
+        r"perron\.(distributed\._Batch|eigen|elastic|job|graph\.Tree|keyed|metrics\.T|peers|run)(\..*)?",
     ),  # internal
 ]
 
