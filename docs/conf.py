@@ -95,6 +95,7 @@ html_context = {"default_mode": "auto"}  # light or dark as the reader's system
 html_copy_source = False
 html_show_search_summary = False  # it would be fetched, which browsers forbid for files
 html_show_sourcelink = False
+html_sidebars = {"why": [], "comparison": []}  # pages without others below them
 html_theme_options = {
     "logo": {"text": "perron", "image_light": "_static/logo.svg", "image_dark": "_static/logo.svg"},
     "navbar_align": "left",
