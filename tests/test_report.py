@@ -7,6 +7,7 @@ import itertools
 import json
 import re
 import tomllib
+import warnings
 
 import numpy as np
 import pandas as pd
@@ -403,3 +404,20 @@ def test_headings_go_down_one_by_one(page, folder, tmp_path):
         assert levels[0] == 1
         assert levels.count(1) == 1
         assert all(after <= before + 1 for before, after in itertools.pairwise(levels))
+
+
+def test_runs_that_diverge_at_once_leave_nothing_to_draw(tmp_path):
+    content = SPEEDUP | {"lr": 1e200, "steps": 40, "every": 1, "topologies": ["ring"], "nodes": [4], "metrics": ["grad_norm_sq"]}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # overflows
+        outcome = read_study(run_here(content, tmp_path))
+    found = Page(report.page([outcome]))
+    assert found.data[0]["curves"] is None
+    assert "no run has two finite values" in found.text
+
+
+def test_a_comparison_without_noise_has_no_floor_to_compare_with(tmp_path):
+    content = OTHERS["comparison"] | {"problem": {"kind": "quadratic", "dim": 2, "noise_std": 0.0}, "trials": 1}
+    found = Page(report.page([read_study(run_here(content, tmp_path))]))
+    assert found.data[0]["charts"] == []
+    assert "did not get there" not in found.text

@@ -59,10 +59,11 @@ def _levels(summary: dict[str, Any]) -> Iterable[dict[str, Any]]:
             )
     yield {
         "title": "Speedup: the level at which the curves settle, over the number of nodes",
-        "about": "Dots: measured level divided by c, with two standard errors. Line: the fitted power law level/c ~ n^slope, "
-        "shaded between the ends of the slope's 95 % interval. Slope -1 is linear speedup: n nodes settle n times lower. Dashed: "
-        "the floor that theory predicts from the network and the noise; it is not fitted.",
-        "x": "nodes n", "y": "level / c", "log_x": True, "log_y": True, "panels": panels,
+        "about": "Dots: measured level divided by c, with two standard errors (none for a single trial). Line, where there is a "
+        "fit: the fitted power law level/c ~ n^slope, shaded between the ends of the slope's 95 % interval. Slope -1 is linear "
+        "speedup: n nodes settle n times lower. Dashed: the floor that theory predicts from the network and the noise; it is not "
+        "fitted.",
+        "x": "nodes n", "y": "level / c", "log_x": True, "log_y": True, "dots": True, "panels": panels,
     }  # fmt: skip
 
 
@@ -135,7 +136,7 @@ def _blocks(summary: dict[str, Any]) -> Iterable[dict[str, Any]]:
 
 def _ratios(summary: dict[str, Any]) -> Iterable[dict[str, Any]]:
     """Levels beside the predicted ones; what is far off has not converged and is named, not drawn."""
-    panels, apart = [], []
+    panels, apart, unknown = [], [], False
     names = list(dict.fromkeys(spoken(row["topology"]) for row in summary["levels"]))
     algorithms = list(dict.fromkeys(row["algorithm"] for row in summary["levels"]))
     for title, rows in _grouped(
@@ -144,6 +145,9 @@ def _ratios(summary: dict[str, Any]) -> Iterable[dict[str, Any]]:
         lines: list[dict[str, Any]] = [{"label": name, "x": [], "y": [], "low": [], "high": []} for name in algorithms]
         for row in rows:
             ratio, error = row["of_predicted"], 2 * row["error"] / row["predicted"] if row["predicted"] else np.nan
+            if not row["predicted"] > 0:  # without noise there is no floor to compare with
+                unknown = True
+                continue
             if not 0 < ratio < FAR:
                 apart.append(f"{row['algorithm']} on {spoken(row['topology'])} ({ratio:.2g} times)")
                 continue
@@ -158,8 +162,10 @@ def _ratios(summary: dict[str, Any]) -> Iterable[dict[str, Any]]:
             }
             for key, value in values.items():
                 lines[place][key].append(value)
-        panels.append({"title": title, "lines": lines})
+        if any(line["x"] for line in lines):
+            panels.append({"title": title, "lines": lines})
     far = f" Not drawn, as they did not get there: {'; '.join(apart)}." if apart else ""
+    far += " Runs for which no floor is predicted, as they have no noise, are left out." if unknown else ""
     yield {
         "title": "Levels at the end, relative to the predicted floor of centralized SGD",
         "about": f"1 is what theory predicts for centralized SGD with the same effective step. Bars: two standard errors.{far}",

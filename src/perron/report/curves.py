@@ -82,6 +82,8 @@ def curves(outcome: Outcome, seconds: dict[str, float], most: int) -> dict[str, 
         }
         found.append(entry)
     drawn = [name for name in names if any(_many(entry["values"][name]["mean"]) for entry in found)]
+    if not drawn:  # every run diverged at once
+        return None
     recorded = int(table.groupby("run")["step"].nunique().max())
     return {
         "metrics": [_metric(name) for name in drawn],

@@ -165,7 +165,7 @@ function drawn(line, xaxis, yaxis, o) {
     const ends = line.x.filter((x) => x !== null);
     found.push({ ...on, x: [ends.find((x) => !o.logX || x > 0), ends.at(-1)], y: [line.floor, line.floor], mode: "lines", line: { color: colour, width: 1.2, dash: "2px,4px" }, hoverinfo: "skip", meta: "floor" });
   }
-  const bars = line.bars && { type: "data", symmetric: false, array: line.bars.high.map((high, place) => high - line.y[place]), arrayminus: line.bars.low.map((low, place) => line.y[place] - low), thickness: 1.3, width: 3, color: colour };
+  const bars = line.bars && { type: "data", symmetric: false, array: line.bars.high.map((high, place) => (high === null ? 0 : high - line.y[place])), arrayminus: line.bars.low.map((low, place) => (low === null ? 0 : line.y[place] - low)), thickness: 1.3, width: 3, color: colour };
   found.push({
     ...on, x: line.x, y: o.logY ? line.y.map((y) => (y > 0 ? y : null)) : line.y, name: line.label, meta: line.guide ? "guide" : "main", error_y: bars || undefined,
     mode: line.guide ? "lines" : o.dots || line.fit ? "markers" : "lines+markers",
@@ -223,7 +223,7 @@ function curves(panel, study) {
       panels.get(title).push({ label, x: c.steps[run.steps].map((step) => step * scale), y: value.mean, colour, symbol: colour, dash: DASHES[combos.indexOf(name(run, rest)) % DASHES.length], band, error: value.error, floor: state.floors && metric.name === "grad_norm_sq" ? run.floor : null, title });
     }
     if (c.nested) panels.forEach(nest);
-    key.replaceChildren(...(combos.length > 1 ? combos.map((text, place) => make("label", {}, swatch(-1, -1, DASHES[place % DASHES.length]), text)) : []));
+    key.replaceChildren(...(combos.length > 1 ? combos.map((text, place) => make("span", {}, swatch(-1, -1, DASHES[place % DASHES.length]), text)) : []));
     about.textContent = metric.about ? `${metric.title}: ${metric.about}` : metric.title;
     const flat = [...panels.values()].flat(), last = (line) => line.y[line.y.length - 1];
     const rows = flat.map((line) => [[line.title, line.label].filter(Boolean).join(": "), number(line.x[line.x.length - 1]), number(last(line), metric.share), line.error ? number(line.error[line.error.length - 1], metric.share) : "–"]);
@@ -341,6 +341,7 @@ function network(panel, study) {
     }
     const extreme = (which) => {
       const w = net[which].weights, high = w.indexOf(Math.max(...w)), low = w.indexOf(Math.min(...w));
+      if (w[high] - w[low] < 1e-9 * w[high]) return `${symbol[which]}: all nodes count equally (${number(w[high])})`;
       return `${symbol[which]}: node ${net[which].labels[high]} counts most (${number(w[high])}), node ${net[which].labels[low]} least (${number(w[low])})`;
     };
     said.textContent = [`${net.title}${net.period > 1 ? ` (varies in time; all links of its ${net.period} steps)` : ""}.`, drawable ? "" : "It is too large to be drawn.", ...sides.map((which) => `${extreme(which)}.`), ...net.advice].filter(Boolean).join(" ");
@@ -401,7 +402,7 @@ async function completeTable(all) {
   let row = 0;
   all.runs.forEach((run, place) => {
     const first = run.map(cell).join(",");
-    for (const end = row + all.rows[place]; row < end; row++) lines.push(`${first},${steps[row]},${trials[row]},${values.map((one) => (Number.isFinite(one[row]) ? one[row] : "")).join(",")}\n`);
+    for (const end = row + all.rows[place]; row < end; row++) lines.push(`${first},${steps[row]},${trials[row]},${values.map((one) => String(one[row]).replace("Infinity", "inf")).join(",")}\n`);
   });
   return new Blob(lines, { type: "text/csv;charset=utf-8" });
 }
@@ -465,13 +466,13 @@ function next() {
     root.dataset.ready = "yes";
     return;
   }
+  setTimeout(next); // whatever becomes of this one
   const [box, draw] = kinds[panel.dataset.chart](panel, STUDIES[panel.dataset.study], Number(panel.dataset.number || 0));
   let width = 0;
   redraw.push(draw);
   new ResizeObserver(() => {
     if (!printing && box.clientWidth && Math.abs(box.clientWidth - width) > 1) { width = box.clientWidth; draw(); }
   }).observe(box);
-  setTimeout(next);
 }
 theme(root.dataset.theme);
 next();
