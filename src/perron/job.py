@@ -14,6 +14,7 @@ import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -141,7 +142,7 @@ def perform(job: Job, report: Callable[[Report], None], *, seen: bool = True) ->
     started = time.perf_counter()
     try:
         _same(job.versions)
-        one_thread()
+        prepare()
         live = Records(job.target.with_suffix(LIVE), {"run": str(job.run)}) if seen else None
         table, warned = do(job.run, tell, job.target.with_suffix(PARTIAL) if seen else None, job.save_every, live)
         said = {
@@ -175,12 +176,19 @@ def keep(target: Path, result: Result) -> str | None:
     return None
 
 
-def one_thread() -> None:
-    """Small tensors are faster on one thread, workers share the cores, and the order of sums is the same everywhere."""
+@lru_cache
+def prepare() -> None:
+    """What a worker does once, before its first job: imports, which take seconds and count for no run, and one thread.
+
+    Small tensors are faster on one thread, workers share the cores, and the order of sums is the same everywhere.
+    """
     import torch
 
+    for module in ("run", "simulation"):
+        import_module(f"perron.{module}")
     torch.set_num_threads(1)
     threadpool_limits(1)
+    versions()
 
 
 def _same(wanted: Mapping[str, str]) -> None:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from math import isnan, nan
 from typing import Any
 
-from perron.job import Job, Report, keep, perform
+from perron.job import Job, Report, keep, perform, prepare
 from perron.pools.pool import POLL, Ends, Told, overdue, without_interrupts
 
 TOLD = ("loss_mean", "grad_norm_sq", "test_accuracy")  # of a run under way, besides its step
@@ -83,6 +83,7 @@ def _begin(shared: Any, parent: int) -> None:
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which then stops the workers
     _shared, _parent = shared, parent
+    prepare()
 
 
 def _work(text: str, place: int) -> str | None:

@@ -20,7 +20,7 @@ from typing import Any
 
 from perron.atomic import write_bytes
 from perron.errors import PerronError
-from perron.job import Job, Report, Result, keep, perform
+from perron.job import Job, Report, Result, keep, perform, prepare
 from perron.pools.local import cores
 from perron.pools.pool import POLL, Ends, Told, needed, overdue, without_interrupts
 
@@ -188,7 +188,8 @@ def _work(text: str, place: int, token: str, board: Any) -> tuple[str, bytes, st
     def report(news: Report) -> None:
         board.write.remote(place, json.dumps({**news._asdict(), "machine": machine, "process": process}))
 
-    report(Report(0, 1, {}))
+    prepare()
+    report(Report(0, 1, {}))  # from now on its time counts
     job = Job.read(text)
     result = perform(job, report, seen=_sees(job.target.parent, token))
     return result.facts, result.table, result.failed

@@ -27,7 +27,7 @@ from typing import Any
 
 from perron.atomic import write_bytes
 from perron.errors import PerronError
-from perron.job import Job, Report, keep, perform
+from perron.job import Job, Report, keep, perform, prepare
 from perron.options import named
 from perron.pools.pool import POLL, Ends, Told, needed, overdue
 
@@ -221,7 +221,8 @@ def _work(text: str, told: str, beat: str) -> None:
             if _silent(file, Path(beat)):
                 sys.exit(1)
 
-    report(Report(0, 1, {}))
+    prepare()
+    report(Report(0, 1, {}))  # from now on its time counts
     job = Job.read(text)
     said = keep(job.target, perform(job, report))
     write_bytes(file, json.dumps({"ended": said}).encode())
