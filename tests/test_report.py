@@ -407,7 +407,14 @@ def test_headings_go_down_one_by_one(page, folder, tmp_path):
 
 
 def test_runs_that_diverge_at_once_leave_nothing_to_draw(tmp_path):
-    content = SPEEDUP | {"lr": 1e200, "steps": 40, "every": 1, "topologies": ["ring"], "nodes": [4], "metrics": ["grad_norm_sq"]}
+    content = SPEEDUP | {
+        "lr": 1e200,
+        "steps": 40,
+        "every": 1,
+        "topologies": ["ring"],
+        "nodes": [4],
+        "metrics": ["grad_norm_sq"],
+    }
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # overflows
         outcome = read_study(run_here(content, tmp_path))
