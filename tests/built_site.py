@@ -4,7 +4,6 @@
 """
 
 import re
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import unquote
@@ -12,13 +11,15 @@ from urllib.parse import unquote
 import pytest
 from playwright.sync_api import Page, sync_playwright
 
+from browsers import browser_here
+
 SITE = Path(__file__).parents[1] / "build" / "docs" / "html"
 PAGES = sorted(path for path in SITE.rglob("*.html") if "_static" not in path.parts)
 # What a browser fetches by itself, unlike a link that a reader may follow.
 LOADS = re.compile(
     r"""<(?:script|img|iframe|source|link|video|audio|embed|object)\b[^>]*?\b(?:src|href|data)=["']([^"']+)"""
 )
-CHROMIUM = shutil.which("chromium")
+CHROMIUM = browser_here()
 
 
 def test_no_page_loads_anything_from_the_network():

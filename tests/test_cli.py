@@ -103,7 +103,7 @@ def test_list_of_topologies():
         (("graph", "exponental"), "There is no topology 'exponental'; did you mean 'exponential'?"),
         (("graph", "grid", "--nodes", "5"), "square number of nodes; got n=5"),
         (("graph", "ring", "--weights", "heavy"), "no weight rule 'heavy'"),
-        (("graph", "ring", "--set", "radius=1"), "There is no option of ring 'radius'; There are: none"),
+        (("graph", "ring", "--set", "radius=1"), "There is no option of ring 'radius'. There are: none"),
         (("graph", "random", "--set", "probability=x"), "--set takes KEY=NUMBER"),
         (("graph", "random", "--set", "probability"), "--set takes KEY=NUMBER"),
         (("graph", "ring", "--nodes", "1000000000"), "would need about"),

@@ -270,7 +270,7 @@ def test_what_is_wrong_is_told_in_one_line_with_the_nearest_name(words, code, me
 
 def test_an_unknown_name():
     assert named("a", {"a": 1}, "letter") == 1
-    assert str(unknown("zzz", [], "letter")) == "There is no letter 'zzz'; There are: none."
+    assert str(unknown("zzz", [], "letter")) == "There is no letter 'zzz'. There are: none."
 
 
 @pytest.mark.parametrize(
@@ -293,9 +293,11 @@ def test_errors_of_all_kinds(error, code, message, capsys, monkeypatch):
     assert (found, out) == (code, "")
     assert message in err
     assert err.count("\n") == (1 if message else 0)
-    if isinstance(error, Exception):
-        with pytest.raises(type(error)):
-            ran(capsys, "graph", "ring", debug=True)
+    if isinstance(error, Exception) and message:
+        found, out, err = ran(capsys, "graph", "ring", debug=True)
+        assert (found, out) == (code, "")
+        assert "Traceback" in err
+        assert message in err
 
 
 def test_debug_shows_the_traceback_wherever_it_stands():
@@ -501,3 +503,23 @@ def test_completion_imports_nothing_slow(line):
     )
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.strip()
+
+
+def test_a_study_gets_a_name_that_it_can_have(capsys, tmp_path):
+    for name in ("my study", "", "a#b"):
+        code, _, err = ran(capsys, "study", "new", f"{tmp_path}/{name}")
+        assert code == 1
+        assert "A study's name has" in err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_page_that_cannot_be_written_is_refused_before_the_work(capsys, tmp_path):
+    for out in (tmp_path / "nowhere" / "page.md", tmp_path / "page.txt"):
+        code, printed, _ = ran(capsys, "paper", "check", "--write", out)
+        assert (code, printed) == (1, "")
+
+
+def test_options_of_a_network_need_one(capsys):
+    code, _, err = ran(capsys, "graph", "--nodes", "8")
+    assert code == 1
+    assert "Which network?" in err

@@ -1,7 +1,6 @@
 """The report in a real browser: no errors, no requests, and everything that can be pressed does what it says."""
 
 import os
-import shutil
 from io import StringIO
 from itertools import pairwise
 from pathlib import Path
@@ -10,15 +9,14 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from browsers import browser_here
 from perron import report
 from perron.conclusions import conclude
 from perron.experiment import read_study
 from reports import OTHERS, SPEEDUP, TRAINING, run_here
 
 EVIL = "<script>document.title = 'hacked'</script><img src=x onerror=\"document.title='hacked'\">"
-BROWSER = next(
-    filter(None, map(shutil.which, ("chromium", "chromium-browser", "chromium-headless-shell", "google-chrome"))), None
-)
+BROWSER = browser_here()
 pytestmark = pytest.mark.skipif(BROWSER is None, reason="no Chromium on this machine (apt-get install chromium)")
 DRAWN = """() => [...document.querySelectorAll('[data-chart="curves"] .chart')[0].data]
     .filter((trace) => trace.meta === "main")

@@ -118,7 +118,7 @@ def test_algorithms_and_topologies_take_options(quick):
         ({"metrics": ["speed"]}, "metrics: There is no metric 'speed'"),
         ({"metrics": ["residual_block_sq_0"]}, "at least one step"),
         ({"problem.noise": 1}, "problem.*noise"),
-        ({"problem.kind": "cubic"}, "problem: There is no kind of problem 'cubic'; There are: logistic, quadratic"),
+        ({"problem.kind": "cubic"}, "problem: There is no kind of problem 'cubic'. There are: logistic, quadratic"),
         ({"problem.dim": "three"}, r"problem.*dim.*got 'three'"),
         ({"nodes": {"grid": [4]}}, "nodes: There is no topology of the study's 'grid'"),
         ({"nodes": {"ring": [4]}}, "nodes: nothing for exponential"),

@@ -6,17 +6,15 @@ that define them.
 
 from __future__ import annotations
 
+import os
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from perron.command import NETWORK, OUTPUT
 from perron.errors import PerronError
-
-if TYPE_CHECKING:
-    pass
 
 HERE = Path(__file__).parent
 RULES = "random_integer, uniform, lazy, metropolis, balanced, spanning_trees, authors, or file for the file's own"
@@ -174,6 +172,8 @@ def writable(out: Path | None, *suffixes: str) -> None:
     if out is None:
         return
     if suffixes and out.suffix.lower() not in suffixes:
-        raise PerronError(f"--out takes a file that ends in {' or '.join(suffixes)}; got {out}.")
+        raise PerronError(f"Results go to a file that ends in {' or '.join(suffixes)}; got {out}.")
     if not out.parent.is_dir():
-        raise PerronError(f"--out {out}: there is no directory {out.parent}; make it first.")
+        raise PerronError(f"{out}: there is no directory {out.parent}; make it first.")
+    if out.is_dir() or not os.access(out.parent, os.W_OK):
+        raise PerronError(f"Cannot write to {out}; choose another file.")

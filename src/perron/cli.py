@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import os
 import sys
+import traceback
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -60,8 +61,9 @@ def main() -> None:
     """Run the command line and end the process with its exit code."""
     arguments = sys.argv[1:]
     debug = os.environ.get("PERRON_DEBUG", "") not in ("", "0")
-    ours = arguments.index("launch") if "launch" in arguments else len(arguments)  # its script may have a --debug, too
-    if "--debug" in arguments[:ours]:
+    command = next((place for place, word in enumerate(arguments) if not word.startswith("-")), len(arguments))
+    launches = arguments[command : command + 1] == ["launch"]  # its script may have a --debug, too
+    if "--debug" in arguments[: command if launches else None]:
         debug = True
         arguments.remove("--debug")
     sys.exit(_run(arguments, debug=debug))
@@ -79,7 +81,7 @@ def _run(arguments: list[str], *, debug: bool) -> int:
         return 1
     except Exception as error:
         if debug:
-            raise
+            traceback.print_exc()
         said, code = _told(error)
         say(f"perron: {' '.join(said.split())}")
     return int(code or 0)
@@ -154,6 +156,10 @@ def graph(
     perron graph A.csv --push B.csv
     """
     if show_list or network is None:
+        if any(given is not None for given in (nodes, weights, seed, option, push, picture)):
+            raise PerronError(
+                "Which network? Name a topology or a file, as in perron graph ring --nodes 8; without, topologies are listed."
+            )
         _list_topologies(as_json=as_json)
         return
     from perron import spectral

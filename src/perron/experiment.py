@@ -60,7 +60,12 @@ class Outcome:
     @property
     def finished(self) -> bool:
         """Whether all runs have results."""
-        return not self.failed
+        return not self.failed and self.done == len(self.study.runs)
+
+    @property
+    def done(self) -> int:
+        """How many runs have results."""
+        return 0 if self.table.empty else int(self.table["run"].nunique())
 
 
 def run_study(

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any, TypeVar, get_type_hints
 
 from perron.errors import UnknownNameError
 
+NAME = r"^[\w.-]*\w[\w.-]*$"  # of a study, and so of its files
+
 if TYPE_CHECKING:  # imported where it is needed: it takes a while, and most commands do without
     from pydantic import BaseModel, ValidationError
 
@@ -34,8 +36,8 @@ def unknown(name: object, among: Iterable[str], kind: str) -> UnknownNameError:
     known = list(among)
     by_case = {one.lower().replace("-", "_"): one for one in known}
     close = get_close_matches(str(name).lower().replace("-", "_"), by_case, n=1)
-    hint = f"did you mean {by_case[close[0]]!r}? " if close else ""
-    return UnknownNameError(f"There is no {kind} {name!r}; {hint}There are: {', '.join(known) or 'none'}.")
+    hint = f"; did you mean {by_case[close[0]]!r}?" if close else "."
+    return UnknownNameError(f"There is no {kind} {name!r}{hint} There are: {', '.join(known) or 'none'}.")
 
 
 @lru_cache

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from perron.arguments import Json, Network, Nodes, Options, SearchSeed, Seed, Weights, number_option
+from perron.arguments import Json, Network, Nodes, Options, SearchSeed, Seed, Weights, number_option, writable
 from perron.command import OUTPUT, App, screen, write_json
 from perron.errors import FailedError, PerronError
 from perron.named import named_network, parsed
@@ -64,12 +64,11 @@ def check(
 
     if write is not None and only:
         raise PerronError("--write writes the page of all claims; leave out --only.")
+    writable(write, ".md")
     claims, screen = chosen(only or []), Console(stderr=True)
     shown = track(claims, "Looking for counterexamples", console=screen, transient=True, disable=not screen.is_terminal)
     results = [checked(claim, seed=seed, effort=EFFORT[effort.value]) for claim in shown]
     agree = sum(result.agrees for result in results)
-    if write is not None:
-        _write(write, results, seed, effort.value)
     if as_json:
         facts = {
             "seed": seed,
@@ -80,6 +79,8 @@ def check(
         write_json(facts)
     else:
         _print(results, agree)
+    if write is not None:
+        _write(write, results, seed, effort.value)
     if agree < len(results):
         others = ", ".join(result.claim.key for result in results if not result.agrees)
         raise FailedError(f"{len(results) - agree} verdicts are not the expected ones: {others}.")

@@ -43,7 +43,7 @@ from perron.history import recorded
 from perron.metrics import BLOCKS, chosen
 from perron.mixing import RULES
 from perron.models import MODELS
-from perron.options import checked, named, options_of, told, unknown
+from perron.options import NAME, checked, named, options_of, told, unknown
 from perron.partition import PARTITIONS
 from perron.run import PROBLEMS, Choice, Run, algorithm_of
 from perron.speedup import RECORDS
@@ -104,7 +104,7 @@ class Study(BaseModel):
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
-    name: Annotated[str, Field(pattern=r"^[\w.-]*\w[\w.-]*$")] = "study"
+    name: Annotated[str, Field(pattern=NAME)] = "study"
     title: str = ""
     about: str = ""
     conclusion: Literal["speedup", "time_to_accuracy", "residual", "comparison", "topologies", "training"] = "speedup"

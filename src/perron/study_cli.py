@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import shlex
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,6 +14,7 @@ import typer
 from perron.arguments import HERE, Changes, Folder, Json, StudyName, Workers, out_option, shipped_studies, studies
 from perron.command import OUTPUT, App, say, screen, write_json
 from perron.errors import FailedError, FileError, PerronError
+from perron.options import NAME
 
 if TYPE_CHECKING:
     from perron.conclusions.conclusion import Conclusion
@@ -71,6 +74,8 @@ def new(
     from perron.atomic import write_bytes
 
     path = Path(study if study.endswith(".toml") else f"{study}.toml")
+    if path.suffix != ".toml" or not re.match(NAME, path.stem):
+        raise PerronError(f"A study's name has letters, digits, dots, dashes and underscores; got {path.stem!r}.")
     if not path.parent.is_dir():
         raise PerronError(f"{path}: there is no directory {path.parent}; make it first.")
     if path.exists() and not force:
@@ -82,7 +87,8 @@ def new(
 
         text = f"# From the study {source}.\n{find(source).read_text(encoding='utf-8')}"
     write_bytes(path, text.replace("FILE.toml", str(path)).encode())
-    say(f"Wrote {path}. Next:\n  perron study check {path}      # how much work is it?\n  perron study run {path}")
+    named = shlex.quote(str(path))
+    say(f"Wrote {path}. Next:\n  perron study check {named}      # how much work is it?\n  perron study run {named}")
 
 
 @app.command()
@@ -265,6 +271,7 @@ def finish(outcome: Outcome, *, files: bool = True, only: Sequence[str] = (), as
                 "study": outcome.study.name,
                 "folder": outcome.folder,
                 "runs": len(outcome.study.runs),
+                "done": outcome.done,
                 "reused": outcome.reused,
                 "failed": outcome.failed,
                 "warned": outcome.warned,
@@ -296,7 +303,11 @@ def _print(outcome: Outcome, found: Conclusion, paths: list[Path], only: Sequenc
                 table.add_row(*(Text(cell) for cell in row))
             console.print(table)
     before = f", {outcome.reused} of them from before" if outcome.reused else ""
-    lines = [f"{len(outcome.study.runs) - len(outcome.failed)} runs in {outcome.seconds:.0f} s{before}."]
+    runs = len(outcome.study.runs)
+    many = f"{runs}" if outcome.done == runs else f"{outcome.done} of {runs}"
+    lines = [f"{many} runs in {outcome.seconds:.0f} s{before}."]
+    if outcome.done + len(outcome.failed) < runs:
+        lines.append("The others are not done yet; the same perron study run goes on.")
     if paths:
         lines += [f"Picture: {path}" for path in paths if path.suffix == ".png"]
         lines.append(f"Table: {outcome.folder / 'results.parquet'}; as text: {outcome.folder / 'report.md'}")

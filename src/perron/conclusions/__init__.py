@@ -34,7 +34,10 @@ CONCLUSIONS: dict[str, Callable[[Outcome], Conclusion]] = {
 def conclude(outcome: Outcome) -> Conclusion:
     """Draw the conclusion that the study asks for."""
     if outcome.table.empty:
-        raise PerronError(f"The study {outcome.study.name} has no results: every run failed. {failures(outcome)}")
+        why = (
+            f"every run failed. {failures(outcome)}" if outcome.failed else "no run is done; perron study run goes on."
+        )
+        raise PerronError(f"The study {outcome.study.name} has no results: {why}")
     return CONCLUSIONS[outcome.study.conclusion](outcome)
 
 
