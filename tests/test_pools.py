@@ -89,6 +89,9 @@ def test_a_disk_that_is_full_is_named(study, tmp_path):
     result = perform(job(study.runs[0], tmp_path), lambda report: None, seen=False)
     assert result.failed is None
     assert "Cannot write" in keep(tmp_path / "nowhere" / "run", result)
+    (tmp_path / "run.partial").mkdir()  # which cannot be removed
+    assert keep(tmp_path / "run", result) is None
+    assert (tmp_path / "run.parquet").read_bytes() == result.table
 
 
 # ---- choosing
