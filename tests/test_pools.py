@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -129,12 +130,57 @@ def test_without_slurm_there_is_a_sentence(study, tmp_path, monkeypatch):
 # ---- Ray
 
 
-def test_a_worker_knows_whether_it_sees_the_study(tmp_path):
+@pytest.mark.parametrize("address", ["127.0.0.1:1", "ray://127.0.0.1:1", "[::1]:1", "127.0.0.1:99999"])
+def test_an_address_where_nobody_listens_is_named_at_once(address, study, tmp_path):
+    pytest.importorskip("ray")
+    with pytest.raises(PerronError, match=f"There is no Ray cluster at {re.escape(address)}: ") as caught:
+        run_study(study, tmp_path / "out", pool=Ray(address=address))
+    assert "RAY_AUTH_MODE" not in str(caught.value)
+
+
+def test_a_worker_knows_whether_it_sees_the_study(tmp_path, monkeypatch):
     assert not ray_pool._sees(tmp_path, "token")
     (tmp_path / ray_pool.SEEN).write_text("another")  # a directory of the same name on another machine
     assert not ray_pool._sees(tmp_path, "token")
     (tmp_path / ray_pool.SEEN).write_text("token")
     assert ray_pool._sees(tmp_path, "token")
+    monkeypatch.setattr(os, "access", lambda path, mode: mode != os.W_OK)  # root may write everywhere
+    assert not ray_pool._sees(tmp_path, "token")
+
+
+LOST = """
+import json, logging, subprocess, time, types
+import ray
+from perron.pools.ray import _Crew
+
+ray.init(address="local", num_cpus=1, include_dashboard=False, log_to_driver=False, logging_level=logging.CRITICAL)
+machine = ray.get_runtime_context().get_node_id()
+heard = []
+crew = _Crew(ray, [types.SimpleNamespace(timeout=1.0)], lambda place, report: heard.append(report.step), "token")
+
+def hear(step):
+    while step not in heard:
+        news = {"step": step, "steps": 2, "values": {}, "machine": machine, "process": 0}
+        crew.board.write.remote(0, json.dumps(news))
+        crew._listen()
+        time.sleep(0.1)
+
+hear(1)
+ray.kill(crew.board, no_restart=False)  # as if its process were killed
+crew.until.clear()
+hear(2)
+assert 0 in crew.until
+child = subprocess.Popen(["sleep", "100"])
+crew._kill(machine, child.pid)
+assert child.wait(60) == -9
+"""
+
+
+@pytest.mark.timeout(300)
+def test_ray_replaces_the_board_and_kills_what_does_not_hear():
+    pytest.importorskip("ray")
+    done = subprocess.run([sys.executable, "-c", LOST], check=False, capture_output=True, text=True, timeout=200)
+    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.timeout(600)
