@@ -112,6 +112,8 @@ def test_options_that_belong_to_another_pool_are_refused():
         chosen("slurm", slurm={"partitoin": "long"})
     with pytest.raises(PerronError, match="whole minutes"):
         chosen("slurm", slurm={"time": "1:00:00"})
+    with pytest.raises(PerronError, match="takes lines of a shell"):
+        chosen("slurm", slurm={"setup": [1]})
 
 
 @pytest.mark.parametrize(("library", "extra"), [("ray", "ray"), ("submitit", "slurm")])
@@ -266,7 +268,7 @@ def slurm(request, monkeypatch):
 def under_way(out: Path) -> dict[str, int]:
     """The processes that are at work, by run."""
     found = {}
-    for path in (out / "slurm").glob("*.told"):
+    for path in (out / "slurm").glob("*/*.told"):
         said = json.loads(path.read_text())
         if "process" in said:
             found[path.name.partition("-")[0]] = said["process"]
@@ -328,11 +330,42 @@ def test_ctrl_c_cancels_what_slurm_has(slurm, file, tmp_path):
         wait_for(lambda: not subprocess.run(listed, capture_output=True, text=True, check=True).stdout)
 
 
+@pytest.mark.parametrize(("workers", "limit"), [(None, 300), (7, 7)])
+def test_what_is_submitted_to_slurm(workers, limit, tmp_path, monkeypatch):
+    pytest.importorskip("submitit")
+    for name in ("sbatch", "srun"):
+        (tmp_path / name).write_text("#!/bin/sh\necho Submitted batch job 7\n")
+        (tmp_path / name).chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    pool = Slurm(workers=workers, options={"setup": "module load x\nmodule load y"})
+    ids = pool._submit(tmp_path, "name", [("text", "told", "beat")] * 300, 3)
+    assert ids == [f"7_{number}" for number in range(300)]
+    lines = next(tmp_path.glob("*submission*.sh")).read_text().splitlines()
+    assert {"module load x", "module load y", f"#SBATCH --array=0-299%{limit}", "#SBATCH --time=3"} <= set(lines)
+
+
+@pytest.mark.timeout(300)
+def test_with_workers_the_next_array_waits_for_the_last(slurm, file, tmp_path, monkeypatch):
+    monkeypatch.setattr(slurm_pool, "ARRAY", 1)
+    done, submit = [], type(slurm)._submit
+
+    def watched(pool, *given):
+        done.append(len(list((tmp_path / "out" / "runs").glob("*.parquet"))))
+        return submit(pool, *given)
+
+    monkeypatch.setattr(type(slurm), "_submit", watched)
+    pool = type(slurm)(workers=1, options=slurm.options)
+    outcome = run_study(load(file, {"algorithms": "push_pull"}), tmp_path / "out", pool=pool)
+    assert outcome.finished
+    assert done == [0, 1]
+
+
 def test_a_job_ends_when_the_study_is_silent(tmp_path):
     file, beat = tmp_path / "told", tmp_path / "beat"
     file.write_text("")
     assert slurm_pool._silent(file, beat)  # the directory is gone
     beat.write_text("")
     assert not slurm_pool._silent(file, beat)
+    assert not slurm_pool._silent(file, beat / "not a directory")  # an error of another kind
     os.utime(beat, (0, file.stat().st_mtime - slurm_pool.SILENCE - 1))
     assert slurm_pool._silent(file, beat)
