@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -89,6 +90,9 @@ def test_a_disk_that_is_full_is_named(study, tmp_path):
     result = perform(job(study.runs[0], tmp_path), lambda report: None, seen=False)
     assert result.failed is None
     assert "Cannot write" in keep(tmp_path / "nowhere" / "run", result)
+    (tmp_path / "run.partial").mkdir()  # which cannot be removed
+    assert keep(tmp_path / "run", result) is None
+    assert (tmp_path / "run.parquet").read_bytes() == result.table
 
 
 # ---- choosing
@@ -108,6 +112,8 @@ def test_options_that_belong_to_another_pool_are_refused():
         chosen("slurm", slurm={"partitoin": "long"})
     with pytest.raises(PerronError, match="whole minutes"):
         chosen("slurm", slurm={"time": "1:00:00"})
+    with pytest.raises(PerronError, match="takes lines of a shell"):
+        chosen("slurm", slurm={"setup": [1]})
 
 
 @pytest.mark.parametrize(("library", "extra"), [("ray", "ray"), ("submitit", "slurm")])
@@ -126,12 +132,57 @@ def test_without_slurm_there_is_a_sentence(study, tmp_path, monkeypatch):
 # ---- Ray
 
 
-def test_a_worker_knows_whether_it_sees_the_study(tmp_path):
+@pytest.mark.parametrize("address", ["127.0.0.1:1", "ray://127.0.0.1:1", "[::1]:1", "127.0.0.1:99999"])
+def test_an_address_where_nobody_listens_is_named_at_once(address, study, tmp_path):
+    pytest.importorskip("ray")
+    with pytest.raises(PerronError, match=f"There is no Ray cluster at {re.escape(address)}: ") as caught:
+        run_study(study, tmp_path / "out", pool=Ray(address=address))
+    assert "RAY_AUTH_MODE" not in str(caught.value)
+
+
+def test_a_worker_knows_whether_it_sees_the_study(tmp_path, monkeypatch):
     assert not ray_pool._sees(tmp_path, "token")
     (tmp_path / ray_pool.SEEN).write_text("another")  # a directory of the same name on another machine
     assert not ray_pool._sees(tmp_path, "token")
     (tmp_path / ray_pool.SEEN).write_text("token")
     assert ray_pool._sees(tmp_path, "token")
+    monkeypatch.setattr(os, "access", lambda path, mode: mode != os.W_OK)  # root may write everywhere
+    assert not ray_pool._sees(tmp_path, "token")
+
+
+LOST = """
+import json, logging, subprocess, time, types
+import ray
+from perron.pools.ray import _Crew
+
+ray.init(address="local", num_cpus=1, include_dashboard=False, log_to_driver=False, logging_level=logging.CRITICAL)
+machine = ray.get_runtime_context().get_node_id()
+heard = []
+crew = _Crew(ray, [types.SimpleNamespace(timeout=1.0)], lambda place, report: heard.append(report.step), "token")
+
+def hear(step):
+    while step not in heard:
+        news = {"step": step, "steps": 2, "values": {}, "machine": machine, "process": 0}
+        crew.board.write.remote(0, json.dumps(news))
+        crew._listen()
+        time.sleep(0.1)
+
+hear(1)
+ray.kill(crew.board, no_restart=False)  # as if its process were killed
+crew.until.clear()
+hear(2)
+assert 0 in crew.until
+child = subprocess.Popen(["sleep", "100"])
+crew._kill(machine, child.pid)
+assert child.wait(60) == -9
+"""
+
+
+@pytest.mark.timeout(300)
+def test_ray_replaces_the_board_and_kills_what_does_not_hear():
+    pytest.importorskip("ray")
+    done = subprocess.run([sys.executable, "-c", LOST], check=False, capture_output=True, text=True, timeout=200)
+    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.timeout(600)
@@ -217,7 +268,7 @@ def slurm(request, monkeypatch):
 def under_way(out: Path) -> dict[str, int]:
     """The processes that are at work, by run."""
     found = {}
-    for path in (out / "slurm").glob("*.told"):
+    for path in (out / "slurm").glob("*/*.told"):
         said = json.loads(path.read_text())
         if "process" in said:
             found[path.name.partition("-")[0]] = said["process"]
@@ -279,11 +330,42 @@ def test_ctrl_c_cancels_what_slurm_has(slurm, file, tmp_path):
         wait_for(lambda: not subprocess.run(listed, capture_output=True, text=True, check=True).stdout)
 
 
+@pytest.mark.parametrize(("workers", "limit"), [(None, 300), (7, 7)])
+def test_what_is_submitted_to_slurm(workers, limit, tmp_path, monkeypatch):
+    pytest.importorskip("submitit")
+    for name in ("sbatch", "srun"):
+        (tmp_path / name).write_text("#!/bin/sh\necho Submitted batch job 7\n")
+        (tmp_path / name).chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    pool = Slurm(workers=workers, options={"setup": "module load x\nmodule load y"})
+    ids = pool._submit(tmp_path, "name", [("text", "told", "beat")] * 300, 3)
+    assert ids == [f"7_{number}" for number in range(300)]
+    lines = next(tmp_path.glob("*submission*.sh")).read_text().splitlines()
+    assert {"module load x", "module load y", f"#SBATCH --array=0-299%{limit}", "#SBATCH --time=3"} <= set(lines)
+
+
+@pytest.mark.timeout(300)
+def test_with_workers_the_next_array_waits_for_the_last(slurm, file, tmp_path, monkeypatch):
+    monkeypatch.setattr(slurm_pool, "ARRAY", 1)
+    done, submit = [], type(slurm)._submit
+
+    def watched(pool, *given):
+        done.append(len(list((tmp_path / "out" / "runs").glob("*.parquet"))))
+        return submit(pool, *given)
+
+    monkeypatch.setattr(type(slurm), "_submit", watched)
+    pool = type(slurm)(workers=1, options=slurm.options)
+    outcome = run_study(load(file, {"algorithms": "push_pull"}), tmp_path / "out", pool=pool)
+    assert outcome.finished
+    assert done == [0, 1]
+
+
 def test_a_job_ends_when_the_study_is_silent(tmp_path):
     file, beat = tmp_path / "told", tmp_path / "beat"
     file.write_text("")
     assert slurm_pool._silent(file, beat)  # the directory is gone
     beat.write_text("")
     assert not slurm_pool._silent(file, beat)
+    assert not slurm_pool._silent(file, beat / "not a directory")  # an error of another kind
     os.utime(beat, (0, file.stat().st_mtime - slurm_pool.SILENCE - 1))
     assert slurm_pool._silent(file, beat)

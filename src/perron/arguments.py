@@ -163,7 +163,10 @@ Changes = Annotated[
     ),
 ]
 Folder = Annotated[Path, typer.Argument(metavar="DIR", help="The directory of a study that was run.")]
-Workers = Annotated[int | None, number_option("workers", "N", "Processes (default: one for each core).", min=1)]
+Workers = Annotated[
+    int | None,
+    number_option("workers", "N", "At most N runs at a time (default: one for each core; on a cluster, all).", min=1),
+]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document, for programs.", rich_help_panel=OUTPUT)]
 
 

@@ -146,7 +146,7 @@ def _run_all(
     """Have a pool do the runs; what went wrong, by run."""
     queue = sorted(todo, key=cost, reverse=True)  # long ones first: the workers finish together
     files = [(folder / "runs" / _name(run)).absolute() for run in queue]
-    made_with = versions() | {"its code": code()}
+    made_with = versions()
     jobs = [
         Job(run, target, save_every=study.save_every, timeout=study.timeout, versions=made_with)
         for run, target in zip(queue, files, strict=True)
@@ -170,8 +170,10 @@ def _run_all(
 
     def unseen(target: Path) -> bool:
         """Whether a worker does not see the directory, and so writes no records; then we do."""
-        path = target.with_suffix(LIVE)
-        fresh = path.exists() and path.stat().st_mtime > begun
+        try:
+            fresh = target.with_suffix(LIVE).stat().st_mtime > begun
+        except OSError:  # a worker removes it when its run is finished
+            fresh = False
         return not fresh and not target.with_suffix(".parquet").exists()
 
     with ExitStack() as open_records, closing(pool.run(jobs, told)) as ends:

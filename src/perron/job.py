@@ -12,6 +12,7 @@ import platform
 import time
 import warnings
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import lru_cache
 from importlib import import_module
@@ -169,10 +170,11 @@ def keep(target: Path, result: Result) -> str | None:
     try:
         write_bytes(target.with_suffix(".json"), result.facts.encode())
         write_bytes(target.with_suffix(".parquet"), result.table)  # last: now it is finished
-        for suffix in (PARTIAL, LIVE):
-            target.with_suffix(suffix).unlink(missing_ok=True)
-    except FileError as error:
+    except (FileError, OSError) as error:
         return str(error)
+    for suffix in (PARTIAL, LIVE):
+        with suppress(OSError):  # what is left of it takes space, and no more
+            target.with_suffix(suffix).unlink(missing_ok=True)
     return None
 
 

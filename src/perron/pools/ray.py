@@ -11,9 +11,10 @@ import logging
 import os
 import secrets
 import signal
+import socket
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ from perron.job import Job, Report, Result, keep, perform, prepare
 from perron.pools.local import cores
 from perron.pools.pool import POLL, Ends, Told, needed, overdue, without_interrupts
 
+REACH = 5.0  # seconds in which a machine must answer
 GRACE = 10.0  # seconds in which Ray may end a run that is cancelled; after that its process is killed
 SEEN = "seen.part"  # a file beside the runs, by which a worker knows that it sees the same directory
 
@@ -56,8 +58,10 @@ class Ray:
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
         os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
         own = {} if self.address else {"num_cpus": self.workers or cores(), "include_dashboard": False}
+        if self.address:
+            _check_there(self.address)
         try:
-            with without_interrupts():
+            with nullcontext() if self.address else without_interrupts():
                 ray.init(address=self.address or "local", log_to_driver=False, logging_level=logging.CRITICAL, **own)
         except (ConnectionError, RuntimeError, ValueError) as error:
             said = " ".join(str(error).split())[:300]
@@ -68,6 +72,18 @@ class Ray:
             yield
         finally:
             ray.shutdown()
+
+
+def _check_there(address: str) -> None:
+    """Ray itself would try for minutes to reach an address where nobody listens."""
+    host, _, port = address.rpartition("://")[2].rpartition(":")
+    if not host or not port.isdecimal():  # such as auto
+        return
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=REACH).close()
+    except (OSError, OverflowError, UnicodeError) as error:
+        said = (isinstance(error, OSError) and error.strerror) or error
+        raise PerronError(f"There is no Ray cluster at {address}: {str(said).rstrip('.')}.") from None
 
 
 def _check_resources(ray: Any, jobs: Sequence[Job]) -> None:
@@ -88,7 +104,9 @@ class _Crew:
 
     def __init__(self, ray: Any, jobs: Sequence[Job], told: Told, token: str) -> None:
         self.ray, self.jobs, self.told, self.token = ray, jobs, told, token
-        self.board = ray.remote(num_cpus=0)(Board).remote()
+        # If its process or machine dies, Ray makes a new one, and whoever writes to it waits for that: else a run that is
+        # not heard of would have no time limit.
+        self.board = ray.remote(num_cpus=0, max_restarts=-1)(Board).remote()
         self.pending: dict[Any, int] = {}  # by what Ray will give for it, the place of a job
         self.where: dict[int, tuple[str, int]] = {}  # of those under way: the machine and the process
         self.until: dict[int, float] = {}  # when its time is over
@@ -121,7 +139,7 @@ class _Crew:
         """Hear how far the runs are."""
         try:
             heard = self.ray.get(self.board.read.remote(), timeout=GRACE)
-        except self.ray.exceptions.RayError:  # without a board the runs go on
+        except self.ray.exceptions.RayError:  # the runs go on meanwhile
             return
         for place, text in heard.items():
             news = json.loads(text)
@@ -160,7 +178,7 @@ class _Crew:
 
     def _kill(self, machine: str, process: int) -> None:
         there = self.ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(machine, soft=False)
-        self.ray.remote(num_cpus=0, scheduling_strategy=there)(os.kill).remote(process, signal.SIGKILL)
+        self.ray.remote(num_cpus=0, scheduling_strategy=there)(_end).remote(process)
 
 
 class Board:
@@ -186,7 +204,9 @@ def _work(text: str, place: int, token: str, board: Any) -> tuple[str, bytes, st
     machine, process = ray.get_runtime_context().get_node_id(), os.getpid()
 
     def report(news: Report) -> None:
-        board.write.remote(place, json.dumps({**news._asdict(), "machine": machine, "process": process}))
+        board.write.options(max_task_retries=-1).remote(
+            place, json.dumps({**news._asdict(), "machine": machine, "process": process})
+        )
 
     prepare()
     report(Report(0, 1, {}))  # from now on its time counts
@@ -195,8 +215,14 @@ def _work(text: str, place: int, token: str, board: Any) -> tuple[str, bytes, st
     return result.facts, result.table, result.failed
 
 
+def _end(process: int) -> None:
+    """Kill a process of this machine."""
+    with suppress(ProcessLookupError):
+        os.kill(process, signal.SIGKILL)
+
+
 def _sees(folder: Path, token: str) -> bool:
     try:
-        return (folder / SEEN).read_text(encoding="utf-8") == token
+        return (folder / SEEN).read_text(encoding="utf-8") == token and os.access(folder, os.W_OK)
     except (OSError, UnicodeDecodeError):
         return False

@@ -23,6 +23,7 @@ from dataclasses import dataclass, field
 from io import StringIO
 from math import ceil
 from pathlib import Path
+from tempfile import mkdtemp
 from typing import Any
 
 from perron.atomic import write_bytes
@@ -70,6 +71,11 @@ class Slurm:
             named(key, TAKEN, "option of --slurm")
         if not isinstance(self.options.get("time", 1), int):
             raise PerronError(f"--slurm time takes whole minutes, as time=90; got {self.options['time']!r}.")
+        setup = self.options.get("setup", [])
+        if not isinstance(setup, str) and not (
+            isinstance(setup, list) and all(isinstance(line, str) for line in setup)
+        ):
+            raise PerronError(f"--slurm setup takes lines of a shell, as 'setup=module load python'; got {setup!r}.")
 
     def run(self, jobs: Sequence[Job], told: Told) -> Ends:
         """Do the jobs; see `perron.pools`."""
@@ -79,10 +85,11 @@ class Slurm:
         self._check()
         self._cancel(name)  # what a study that was killed left: nobody else may run one in this directory
         shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(parents=True, exist_ok=True)  # other machines may hold files open in it
+        # A folder for each start: a job that an earlier one left finds no beat in its own, and ends.
+        crew = _Crew(self, jobs, told, Path(mkdtemp(prefix="start-", dir=folder)), name)
         try:
-            crew = _Crew(self, jobs, told, folder, name)
-            crew.submit()
-            yield from crew.run()
+            yield from crew.run(self.workers)
         except BaseException:
             self._cancel(name)
             raise
@@ -99,7 +106,9 @@ class Slurm:
 
         executor = SlurmExecutor(folder=folder)
         given = {TAKEN[key] or key: value for key, value in self.options.items()}
-        limit = {"array_parallelism": self.workers} if self.workers else {}
+        if isinstance(setup := given.get("setup"), str):
+            given["setup"] = setup.splitlines()
+        limit = {"array_parallelism": self.workers or len(tasks)}  # submitit's own is 256
         executor.update_parameters(
             # The signal before the end would be sent at once to a job that may take a minute, and saves nothing for us.
             **({"time": minutes, "cpus_per_task": 1} | given | limit | {"job_name": name, "signal_delay_s": 1})
@@ -139,19 +148,21 @@ class _Crew:
         self.began: dict[int, float] = {}
         self.gone: dict[int, float] = {}  # since when Slurm says that it is over
 
-    def submit(self) -> None:
-        self.folder.mkdir(parents=True)
-        write_bytes(self.beat, b"")
-        for start in range(0, len(self.jobs), ARRAY):
-            part = range(start, min(start + ARRAY, len(self.jobs)))
-            tasks = [(self.jobs[place].text, str(self.files[place]), str(self.beat)) for place in part]
-            minutes = ceil(self.jobs[start].timeout) + 1
-            self.ids += self.slurm._submit(self.folder, self.name, tasks, minutes)
-            self.open.update(part)
+    def _submit_next(self) -> None:
+        start = len(self.ids)
+        part = range(start, min(start + ARRAY, len(self.jobs)))
+        tasks = [(self.jobs[place].text, str(self.files[place]), str(self.beat)) for place in part]
+        minutes = ceil(self.jobs[start].timeout) + 1
+        self.ids += self.slurm._submit(self.folder, self.name, tasks, minutes)
+        self.open.update(part)
 
-    def run(self) -> Ends:
+    def run(self, limit: int | None) -> Ends:
+        write_bytes(self.beat, b"")
         looked = asked = time.monotonic()
-        while self.open:
+        while self.open or len(self.ids) < len(self.jobs):
+            # Slurm limits how many tasks of one array run at a time, so that with a limit there is one array at a time.
+            while len(self.ids) < len(self.jobs) and not (limit and self.open):
+                self._submit_next()
             time.sleep(POLL)
             if time.monotonic() - looked > LOOK:
                 looked = time.monotonic()
@@ -232,5 +243,7 @@ def _silent(file: Path, beat: Path) -> bool:
     """Whether the study is dead. Both files are dated by the same file system, so that clocks may differ."""
     try:
         return file.stat().st_mtime - beat.stat().st_mtime > SILENCE
-    except OSError:
+    except FileNotFoundError:
         return True
+    except OSError:  # a file system that does not answer now may do so later
+        return False
