@@ -25,7 +25,8 @@ from perron.live import Records, Tail, held, read
 from perron.log import Log
 from perron.problems import Quadratic
 from perron.study import Study
-from perron.under_way import StudyFolder, makespan
+from perron.under_way import StudyFolder, makespan, opened
+from perron.watch import Watch
 
 STUDY = {
     "title": "Two algorithms on a ring",
@@ -125,6 +126,36 @@ def test_a_damaged_file_loses_the_damaged_lines_only(cut, noise, tmp_path_factor
     assert found[: len(wanted)] == wanted
     path.write_bytes(noise + b"\n" + content)
     assert read(path).curves["loss"] == [(step, float(step)) for step in range(6)]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        '{"time": 2, "step": 2, "loss": "abc"}', '{"time": 2, "step": 2, "loss": 1, "other": {"a": 1}}',
+        '{"time": 2, "step": 2, "steps": "ten"}', '{"began": 2, "steps": "ten"}', '{"began": NaN}',
+        '{"time": 2, "step": Infinity, "loss": 1}', '{"time": 2, "step": -1}', '{"time": Infinity, "step": 2}',
+        f'{{"time": 2, "step": {10**400}, "loss": 1}}', f'{{"time": 2, "step": 2, "loss": {10**400}}}',
+        f'{{"time": 2, "step": 2, "steps": {10**400}}}', '{"ended": "x", "step": 2}', "[" * 100_000,
+    ],
+)  # fmt: skip
+def test_a_line_that_makes_no_sense_changes_nothing(tmp_path, line):
+    path = tmp_path / "node-0.jsonl"
+    path.write_text('{"began": 1.0, "steps": 10}\n{"time": 1.5, "step": 1, "loss": 4.0}\n')
+    before = read(path)
+    with path.open("a") as file:
+        file.write(line + "\n")
+    after = read(path)
+    assert after.damaged == 1
+    after.damaged = 0
+    assert after == before
+    watched = Watch(opened(tmp_path))
+    watched.frame(80, 24)
+    assert watched.record()["tracks"]["node 0"]["last"] == {"loss": 4.0}
+
+
+def test_a_number_that_is_not_finite_is_none_whoever_wrote_it(tmp_path):
+    (tmp_path / "x.jsonl").write_text('{"began": 1}\n{"time": 2, "step": 1, "loss": NaN, "other": -Infinity}\n')
+    assert read(tmp_path / "x.jsonl").last == {"loss": None, "other": None}
 
 
 def test_a_tail_reads_what_is_new_and_only_whole_lines(tmp_path):

@@ -141,6 +141,9 @@ def test_what_cannot_be_watched_is_one_sentence(tmp_path):
     assert "says nothing of a study" in refused(tmp_path / "inner")
     (tmp_path / "inner" / STUDY).write_bytes(b'{"began": 1.0, "runs": [["a", "b"]]}\n')
     assert "is damaged" in refused(tmp_path / "inner")
+    for damaged in (b'{"began": 1.0, "runs": [["a", "b", NaN]]}\n', b'{"began": 1.0, "runs": [], "workers": "two"}\n'):
+        (tmp_path / "inner" / STUDY).write_bytes(damaged)
+        assert "is damaged" in refused(tmp_path / "inner")
     (tmp_path / "old").mkdir()
     (tmp_path / "old" / "manifest.json").write_text("{}")
     assert "perron study show" in refused(tmp_path / "old")
@@ -154,6 +157,13 @@ def test_damaged_tables_and_records_do_not_end_it(study):
     with (study / "runs" / f"{NAMES[2]}.live").open("ab") as file:
         file.write(b'\x00\xff\n{"step": "x"}\n[1]\n{"time": 3')
     assert any("50/100" in line for line in shown(study))
+    for table in (
+        {"step": [0, 0, 10], "trial": [0, 1, 0], "loss": [1.0, 2.0, 3.0]},
+        {"step": [0], "trial": [0], "loss": ["x"]},
+    ):
+        pd.DataFrame(table).to_parquet(study / "runs" / f"{NAMES[0]}.parquet")  # a row is missing; no numbers
+        with pytest.raises(PerronError, match="Cannot read"):
+            StudyFolder(study).finished(NAMES[0])
     (study / "runs" / f"{NAMES[2]}.live").unlink()
     assert any("3 to come" in line for line in shown(study))
 

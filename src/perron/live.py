@@ -34,6 +34,7 @@ LIVE = ".live"  # how the file of a study's run ends
 PATIENCE = 0.2  # seconds between two lines that tell the same
 SPARSE = 5000  # and at least the age of the process divided by this: lines grow with the logarithm of time only
 WINDOW = 60.0  # seconds over which a rate is measured
+MOST = 2**53  # steps and seconds that a float holds exactly; more are nonsense
 HEAD = 64  # bytes by which a file is known again: its time of beginning is in them
 
 log = logging.getLogger("perron")
@@ -180,27 +181,33 @@ class Track:
     _marks: list[tuple[float, int]] = field(default_factory=list)  # times and steps since it began last
 
     def take(self, entry: Mapping[str, Any]) -> None:
-        """A line."""
+        """A line; a ValueError, TypeError, KeyError or OverflowError, and nothing of it is taken, if it makes no sense."""
         told = dict(entry)
-        self.steps = told.pop("steps", self.steps)
+        steps = told.pop("steps", self.steps)
+        steps = None if steps is None else _count(steps)
         if "began" in told:
-            self.about, self.began, self.ended, self._marks = told, float(told["began"]), None, []
-            self.at = self.began
+            began = _moment(told["began"])
+            self.about, self.began, self.at, self.ended, self._marks = told, began, began, None, []
+            self.steps = steps
             return
-        step = self.step = int(told.pop("step"))
+        step = _count(told.pop("step"))
         if "ended" in told:
-            self.at = self.ended = float(told["ended"])
+            self.at = self.ended = _moment(told["ended"])
+            self.step, self.steps = step, steps
             return
-        self.at = float(told.pop("time"))
+        at = _moment(told.pop("time"))
         if "event" in told:
             self.events.append(Event(step, str(told.pop("event")), told))
+            self.at, self.step, self.steps = at, step, steps
             return
-        self._marks.append((self.at, step))
-        for name, value in told.items():
+        values = {name: None if value is None else float(value) for name, value in told.items()}
+        self.at, self.step, self.steps = at, step, steps
+        self._marks.append((at, step))
+        for name, value in values.items():
             curve = self.curves.setdefault(name, [])
             while curve and curve[-1][0] >= step:
                 curve.pop()
-            curve.append((step, None if value is None else float(value)))
+            curve.append((step, value if value is not None and isfinite(value) else None))
 
     @property
     def share(self) -> float:
@@ -232,7 +239,21 @@ class Track:
         if not self._marks or not self.steps:
             return 0.0, 0.0
         (begin, first), (end, last) = self._marks[0], self._marks[-1]
-        return (last - first) / self.steps, end - begin
+        return max(0, last - first) / self.steps, max(0.0, end - begin)  # clocks are set back at times
+
+
+def _count(value: Any) -> int:
+    """A number of steps."""
+    if not 0 <= (count := int(value)) < MOST:
+        raise ValueError(f"no number of steps: {value}")
+    return count
+
+
+def _moment(value: Any) -> float:
+    """A time in seconds."""
+    if not 0 <= (seconds := float(value)) < MOST:
+        raise ValueError(f"no time: {value}")
+    return seconds
 
 
 class Tail:
@@ -259,7 +280,7 @@ class Tail:
         for line in whole.splitlines():
             try:
                 self.track.take(json.loads(line))
-            except (ValueError, TypeError, KeyError, AttributeError):
+            except (ValueError, TypeError, KeyError, OverflowError, RecursionError):
                 self.track.damaged += bool(line.strip())
         return self.track
 

@@ -14,6 +14,7 @@ import shlex
 import sys
 import time
 from collections.abc import Iterable, Sequence
+from math import inf, isfinite
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -75,11 +76,15 @@ class StudyFolder:
             raise FileError(f"{self._said.path} says nothing of a study; perron study run writes it anew.")
         if said.began != self.began:
             self.began = said.began
-            self.title, self.workers = str(said.about.get("title", self.title)), said.about.get("workers")
+            self.title = str(said.about.get("title", self.title))
             self.command = str(said.about.get("command", ""))
             try:
+                workers = said.about.get("workers")
+                self.workers = None if workers is None else max(1, int(workers))
                 self.runs = [Planned(str(name), str(label), float(cost)) for name, label, cost in said.about["runs"]]
-            except (KeyError, ValueError, TypeError):
+                if not all(0 <= run.cost < inf for run in self.runs):
+                    raise ValueError("work that is no number")
+            except (KeyError, ValueError, TypeError, OverflowError):
                 raise FileError(f"{self._said.path} is damaged; perron study run writes it anew.") from None
             self.done, self._tails = {}, {}
         self.ended = said.ended is not None
@@ -147,19 +152,19 @@ class StudyFolder:
                 metric for metric in measured[measured.index("trial") + 1 :] if metrics is None or metric in metrics
             ]
             table = parquet.read_table(self.table(name), columns=["step", *wanted])
-        except (OSError, ValueError, ArrowException) as error:
+            steps = np.unique(table["step"].to_numpy())
+            means = {metric: table[metric].to_numpy().reshape(len(steps), -1).mean(axis=1) for metric in wanted}
+        except (OSError, ValueError, TypeError, KeyError, ArrowException) as error:
             raise FileError(f"Cannot read {self.table(name)}: {' '.join(str(error).split())[:200]}.") from None
-        step = table["step"].to_numpy()
-        steps = np.unique(step)
-        means = {metric: table[metric].to_numpy().reshape(len(steps), -1).mean(axis=1) for metric in wanted}
         return {"step": steps, **means}
 
 
 def _seconds(path: Path) -> float:
     try:
-        return float(json.loads(path.read_text(encoding="utf-8"))["seconds"])
-    except (OSError, ValueError, KeyError, TypeError):
+        seconds = float(json.loads(path.read_text(encoding="utf-8"))["seconds"])
+    except (OSError, ValueError, KeyError, TypeError, OverflowError):
         return 0.0
+    return seconds if isfinite(seconds) else 0.0
 
 
 def makespan(going: Iterable[float], waiting: Iterable[float], workers: int) -> float:
