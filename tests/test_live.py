@@ -1,11 +1,13 @@
 """Records of what is under way: what is written is read again, whatever happens to the writer; TensorBoard's equal the table."""
 
+import fcntl
 import json
 import logging
 import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -21,7 +23,7 @@ from perron import live
 from perron.errors import FileError, PerronError
 from perron.experiment import run_study
 from perron.job import Report, keep, perform
-from perron.live import Records, Tail, held, read
+from perron.live import Records, Tail, Track, held, read
 from perron.log import Log
 from perron.problems import Quadratic
 from perron.study import Study
@@ -109,6 +111,33 @@ def test_who_comes_again_goes_on_in_the_same_file(tmp_path):
     second.close()
 
 
+def test_all_that_comes_again_replaces_what_was_told_before(tmp_path):
+    path = tmp_path / "node-0.jsonl"
+    with Records(path, {}, every=0) as first:
+        for step in (10, 20, 30):
+            first(step, loss=1.0)
+            first(step, accuracy=0.5)
+        first(30, late=1.0)
+    with Records(path, {}, every=0) as second:
+        second.event("Before any step.")  # says nothing of where it goes on
+        second(20, loss=2.0)
+        assert read(path).curves == {"loss": [(10, 1.0), (20, 2.0)], "accuracy": [(10, 0.5)]}
+        second(20, accuracy=0.6)
+    assert read(path).last == {"loss": 2.0, "accuracy": 0.6}
+
+
+@pytest.mark.parametrize("names", [["loss"], ["loss", "accuracy"]])
+def test_a_rate_of_records_that_are_far_apart(names):
+    track = Track()
+    track.take({"began": 0.0, "steps": 10})
+    for step in range(1, 6):
+        for later, name in enumerate(names):
+            track.take({"time": 100.0 * step + later, "step": step, name: 1.0})
+        assert (track.rate() is None) == (step == 1)
+    assert track.rate() == pytest.approx(0.01, rel=0.02)
+    assert track.left == pytest.approx(500, rel=0.02)
+
+
 @given(
     cut=st.integers(0, 400),
     noise=st.binary(max_size=20) | st.sampled_from([b"{", b"[]", b"1", b'{"step": 1}', b"null"]),
@@ -192,6 +221,19 @@ def test_the_lock_tells_who_lives(tmp_path):
         process.wait()
     assert not held(tmp_path / "x.jsonl")
     assert not held(tmp_path / "nothing.jsonl")
+
+
+def test_one_who_looks_does_not_keep_a_writer_from_its_lock(tmp_path):
+    path = tmp_path / "node-0.jsonl"
+    with Records(path, {}):
+        pass
+    with path.open("rb") as looked:
+        fcntl.flock(looked, fcntl.LOCK_SH)
+        looker = threading.Timer(0.05, fcntl.flock, (looked, fcntl.LOCK_UN))
+        looker.start()
+        with Records(path, {}):
+            looker.join()
+            assert held(path)
 
 
 def test_what_perron_warns_of_is_told(tmp_path):

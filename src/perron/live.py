@@ -21,7 +21,7 @@ import os
 import socket
 import time
 from bisect import bisect_left
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from math import isfinite
@@ -35,6 +35,7 @@ PATIENCE = 0.2  # seconds between two lines that tell the same
 SPARSE = 5000  # and at least the age of the process divided by this: lines grow with the logarithm of time only
 WINDOW = 60.0  # seconds over which a rate is measured
 MOST = 2**53  # steps and seconds that a float holds exactly; more are nonsense
+LOCKING = 0.2  # seconds to wait for a lock that others hold
 HEAD = 64  # bytes by which a file is known again: its time of beginning is in them
 
 log = logging.getLogger("perron")
@@ -109,8 +110,17 @@ class Records:
 def _opened(path: Path) -> BinaryIO:
     """A file to add lines to, with a lock on it that tells that we live; half a line of one who was killed is ended."""
     file: BinaryIO = path.open("ab", buffering=0)
-    with suppress(OSError):  # a stopped process may hold it still; then we write, but look as that one does
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    deadline = time.monotonic() + LOCKING
+    while True:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:  # one who looks whether it is held holds it, for a moment
+            if time.monotonic() < deadline:
+                time.sleep(LOCKING / 20)
+                continue
+        except OSError:
+            pass  # a file system without locks
+        break  # if a stopped process holds it still, we write, but look as that one does
     if file.tell():
         with path.open("rb") as old:
             old.seek(-1, os.SEEK_END)
@@ -202,12 +212,21 @@ class Track:
             return
         values = {name: None if value is None else float(value) for name, value in told.items()}
         self.at, self.step, self.steps = at, step, steps
+        # Who goes on from what was saved does it all again, also what it has not told yet.
+        self._cut(step, self.curves if not self._marks else values)
         self._marks.append((at, step))
         for name, value in values.items():
-            curve = self.curves.setdefault(name, [])
+            told_of = self.curves.setdefault(name, [])
+            told_of.append((step, value if value is not None and isfinite(value) else None))
+
+    def _cut(self, step: int, names: Iterable[str]) -> None:
+        """Forget what was measured after this step and later ones."""
+        for name in [name for name in names if name in self.curves]:
+            curve = self.curves[name]
             while curve and curve[-1][0] >= step:
                 curve.pop()
-            curve.append((step, value if value is not None and isfinite(value) else None))
+            if not curve:
+                del self.curves[name]
 
     @property
     def share(self) -> float:
@@ -220,11 +239,19 @@ class Track:
         return {name: curve[-1][1] for name, curve in self.curves.items()}
 
     def rate(self, window: float = WINDOW) -> float | None:
-        """Steps per second, of the process that writes now, over the last seconds; None if it cannot be told yet."""
+        """Steps per second, of the process that writes now, over the last seconds; None if it cannot be told yet.
+
+        If it came no further within them, since it was last told to be at an earlier step.
+        """
         if not self._marks:
             return None
         end, last = self._marks[-1]
-        begin, first = self._marks[bisect_left(self._marks, (end - window, 0))]
+        place = bisect_left(self._marks, (end - window, 0))
+        while (
+            place and self._marks[place][1] >= last
+        ):  # no step within the window, as in a training that tells of epochs
+            place -= 1
+        begin, first = self._marks[place]
         return (last - first) / (end - begin) if end > begin and last > first else None
 
     @property
