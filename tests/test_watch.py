@@ -1,5 +1,6 @@
 """What `perron watch` shows: right numbers, in any terminal, of what goes on, was stopped, has ended, or is damaged."""
 
+import fcntl
 import io
 import json
 import os
@@ -49,7 +50,9 @@ def study(tmp_path):
         {"time": now - 20 + step / 5, "step": step, "grad_norm_sq": 10.0 ** (-step / 25)} for step in range(0, 51, 5)
     ]
     (runs / f"{NAMES[2]}.live").write_text("\n".join(map(json.dumps, lines)) + "\n")
-    yield tmp_path
+    with (runs / f"{NAMES[2]}.live").open("ab") as worker:
+        fcntl.flock(worker, fcntl.LOCK_EX)
+        yield tmp_path
     records.close(ended=False)
 
 
@@ -71,6 +74,36 @@ def test_time_left_comes_from_the_work_that_is_done(study):
     assert folder.left == pytest.approx(40.0)
     assert folder.share == pytest.approx((100 + 100 + 200 * 0.5) / 850)
     assert (len(folder.done), len(folder.failed), len(folder.under_way)) == (1, 1, 1)
+
+
+def test_runs_that_were_left_wait_their_turn(tmp_path):
+    (tmp_path / "runs").mkdir()
+    now = time.time()
+    for name in NAMES:  # a tenth of each, at one percent a second, by processes that are gone
+        lines = [{"began": now - 5000, "steps": 1000}]
+        lines += [{"time": now - 5000 + i, "step": 10 * i} for i in range(11)]
+        (tmp_path / "runs" / f"{name}.live").write_text("\n".join(map(json.dumps, lines)) + "\n")
+    plan = {
+        "title": "x",
+        "workers": 2,
+        "runs": [[name, label, 100.0] for name, label in zip(NAMES, LABELS, strict=True)],
+    }
+    records = Records(tmp_path / STUDY, plan)
+    folder = StudyFolder(tmp_path).look()
+    assert (len(folder.under_way), len(folder.halfway), folder.share) == (0, 5, pytest.approx(0.1))
+    assert folder.left == pytest.approx(270.0)  # five of 90 s on two workers
+    assert any("0 done, 5 to come; running" in line for line in shown(tmp_path))
+    with Records(tmp_path / "runs" / f"{NAMES[3]}.live", {}, steps=1000):
+        assert list(folder.look().under_way) == [NAMES[3]]
+        assert folder.left == pytest.approx(270.0)
+        for name in NAMES[:2]:  # they wrote and were killed, both of them
+            Records(tmp_path / "runs" / f"{name}.live", {}, steps=1000).close(ended=False)
+        assert list(folder.look().under_way) == [
+            NAMES[1],
+            NAMES[3],
+        ]  # not more than workers: who lives, and who wrote last
+    records.close(ended=False)
+    assert len(folder.look().under_way) == 5  # of a stopped study, all that were begun
 
 
 def test_a_frame_says_all(study):

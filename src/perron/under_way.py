@@ -13,7 +13,7 @@ import json
 import shlex
 import sys
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from math import inf, isfinite
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -49,7 +49,8 @@ class StudyFolder:
         title, runs, workers, command: what it said of itself.
         running: whether a process works on it.
         done: the names of its finished runs, with the seconds each took.
-        under_way: the records of runs that are not finished, by name; of a study that was stopped, as far as they came.
+        under_way: the records of runs that somebody works on, by name; of a study that was stopped, of all that were begun.
+        halfway: of a study that goes on, the records of runs that an earlier process began, and that wait to be taken up.
         failed: what went wrong, by name.
         began, at: when it was started last, and when it last wrote something.
     """
@@ -62,6 +63,7 @@ class StudyFolder:
         self.running, self.ended = False, False
         self.done: dict[str, float] = {}
         self.under_way: dict[str, Track] = {}
+        self.halfway: dict[str, Track] = {}
         self.failed: dict[str, str] = {}
         self.began: float | None = None
         self.at: float | None = None
@@ -93,13 +95,33 @@ class StudyFolder:
         for run in self.runs:
             if run.name not in self.done and {f"{run.name}.json", f"{run.name}.parquet"} <= set(present):
                 self.done[run.name] = _seconds(present[f"{run.name}.json"])
-        self.under_way = {}
+        begun: dict[str, Track] = {}
         for run in self.runs:
             if run.name not in self.done and run.name not in self.failed and f"{run.name}{LIVE}" in present:
                 tail = self._tails.setdefault(run.name, Tail(present[f"{run.name}{LIVE}"]))
-                self.under_way[run.name] = tail.look()
-        self.at = max([said.at or said.began, *(track.at for track in self.under_way.values() if track.at)])
+                begun[run.name] = tail.look()
+        self.at = max([said.at or said.began, *(track.at for track in begun.values() if track.at)])
+        going = self._going(begun) if self.running else set(begun)
+        self.under_way = {name: track for name, track in begun.items() if name in going}
+        self.halfway = {name: track for name, track in begun.items() if name not in going}
         return self
+
+    def _going(self, begun: Mapping[str, Track]) -> set[str]:
+        """The runs that somebody works on now, not more than there are workers: the others were left by an earlier process.
+
+        They are those that wrote something since the study was started last (a lock is not seen on every file system), or
+        whose file is held (the clock of another machine may be late).
+        """
+        began = self.began or 0.0
+        fresh = {
+            name: track.at or 0.0
+            for name, track in begun.items()
+            if (track.at or 0.0) >= began or held(self._tails[name].path)
+        }
+        if self.workers is not None and len(fresh) > self.workers:
+            alive = {name: held(self._tails[name].path) for name in fresh}
+            return set(sorted(fresh, key=lambda name: (alive[name], fresh[name]))[-self.workers :])
+        return set(fresh)
 
     @property
     def complete(self) -> bool:
@@ -111,31 +133,37 @@ class StudyFolder:
         """How much of the work is done, from 0 to 1."""
         total = sum(run.cost for run in self.runs)
         shares = dict.fromkeys([*self.done, *self.failed], 1.0)
-        shares |= {name: track.share for name, track in self.under_way.items()}
+        shares |= {name: track.share for name, track in (self.under_way | self.halfway).items()}
         return sum(run.cost * shares.get(run.name, 0.0) for run in self.runs) / total if total else 1.0
 
     @property
     def left(self) -> float | None:
         """Seconds to the end, if they can be told.
 
-        Runs under way go on at their own rate. The others, most work first as they are started, follow on whichever worker is
-        free first, at the mean speed (work over seconds) of those that are done or under way.
+        Runs under way go on at their own rate. The others, or what is left of them, most work first as they are started, follow
+        on whichever worker is free first, at the mean speed (work over seconds) of those that are done or begun.
         """
         cost = {run.name: run.cost for run in self.runs}
         work = [(cost[name], seconds) for name, seconds in self.done.items() if seconds > 0]
-        for name, track in self.under_way.items():
+        for name, track in (self.under_way | self.halfway).items():
             share, seconds = track.work
             work.append((share * cost[name], seconds))
         spent = sum(seconds for _, seconds in work)
         speed = sum(amount for amount, _ in work) / spent if spent else 0.0
-        waiting = [run for run in self.runs if run.name not in {*self.done, *self.failed, *self.under_way}]
         if not speed:
             return None
+        at_work = self.under_way if self.running else {}
+        begun = self.under_way | self.halfway
+        waiting = [
+            run.cost * (1 - (begun[run.name].share if run.name in begun else 0.0)) / speed
+            for run in self.runs
+            if run.name not in {*self.done, *self.failed, *at_work}
+        ]
         going = [
             cost[name] * (1 - track.share) / speed if track.left is None else track.left
-            for name, track in self.under_way.items()
+            for name, track in at_work.items()
         ]
-        return makespan(going, [run.cost / speed for run in waiting], self.workers or max(1, len(going)))
+        return makespan(going, waiting, self.workers or max(1, len(going)))
 
     def table(self, name: str) -> Path:
         """The file of a finished run's table."""
