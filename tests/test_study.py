@@ -13,10 +13,11 @@ import pandas as pd
 import psutil
 import pytest
 
-from perron import conclusions, experiment
+from perron import Mixing, PushPull, conclusions, experiment, saved, simulate, topologies
 from perron.errors import PerronError
 from perron.experiment import read_study, run_study
-from perron.job import do
+from perron.job import Job, do, perform
+from perron.problems import Quadratic
 from perron.study import Study, load, parse, shipped
 
 QUICK = """
@@ -249,6 +250,28 @@ def test_a_study_runs_resumes_and_repeats_nothing(quick, tmp_path):
     assert manifest["seeds"] == [7]
     assert set(manifest["runs"]) == {run.key for run in study.runs}
     assert {"perron", "commit", "machine", "seconds", "started"} <= set(manifest)
+
+
+def test_a_run_that_is_taken_up_again_counts_the_seconds_before(quick, tmp_path):
+    job = Job(load(quick).runs[0], tmp_path / "run")
+    first = perform(job, lambda _: None)
+    took = json.loads(first.facts)["seconds"]
+    tensors, facts = saved.read(tmp_path / "run.partial")
+    assert 0 < facts["seconds"] <= took
+    for before, least in ((1000.0, 1000.0), (None, 0.0)):  # None: of an older perron
+        kept = {name: value for name, value in facts.items() if name != "seconds"}
+        saved.write(tmp_path / "run.partial", tensors, kept | ({"seconds": before} if before else {}))
+        again = perform(job, lambda _: None)
+        assert again.failed is None
+        assert again.table == first.table
+        assert least < json.loads(again.facts)["seconds"] < least + 60
+    network = Mixing.uniform(topologies.ring(4))
+    options = {"every": 10, "checkpoint": tmp_path / "on.partial"}
+    for steps in (10, 20):  # what was saved before is in what is saved later
+        simulate(Quadratic.random(4), PushPull(), network, lr=0.01, steps=steps, **options)
+        tensors, facts = saved.read(tmp_path / "on.partial")
+        assert (facts["seconds"] > 500) == (steps == 20)
+        saved.write(tmp_path / "on.partial", tensors, facts | {"seconds": 500.0})
 
 
 def test_damaged_results_of_a_run_are_made_again(quick, tmp_path):

@@ -145,10 +145,12 @@ def perform(job: Job, report: Callable[[Report], None], *, seen: bool = True) ->
         _same(job.versions)
         prepare()
         live = Records(job.target.with_suffix(LIVE), {"run": str(job.run)}) if seen else None
-        table, warned = do(job.run, tell, job.target.with_suffix(PARTIAL) if seen else None, job.save_every, live)
+        kept = job.target.with_suffix(PARTIAL) if seen else None
+        earlier = _seconds(kept)
+        table, warned = do(job.run, tell, kept, job.save_every, live)
         said = {
             "run": job.run.model_dump(mode="json"),
-            "seconds": round(time.perf_counter() - started, 3),
+            "seconds": round(earlier + time.perf_counter() - started, 3),
             "warnings": warned,
         }
         return Result(json.dumps(said, indent=2) + "\n", table.to_parquet(index=False))
@@ -161,6 +163,16 @@ def perform(job: Job, report: Callable[[Report], None], *, seen: bool = True) ->
     finally:
         if live is not None:
             live.close()
+
+
+def _seconds(kept: Path | None) -> float:
+    """How long a run took until it was saved; its later steps are done again."""
+    from perron import saved
+
+    try:
+        return 0.0 if kept is None or not kept.exists() else float(saved.read(kept)[1].get("seconds", 0.0))
+    except FileError:
+        return 0.0  # damaged: it starts anew
 
 
 def keep(target: Path, result: Result) -> str | None:

@@ -397,6 +397,7 @@ class Keeper:
 
     def __init__(self, path: str | Path, seconds: float, simulation: Simulation, metrics: list[str]) -> None:
         self.path, self.seconds, self.last = Path(path), seconds, time.monotonic()
+        self.began = self.last  # less what it took before it was taken up again
         if not self.path.parent.is_dir() or self.path.is_dir():
             raise FileError(
                 f"checkpoint={path} cannot be a file: make the directory {self.path.parent}, or choose another."
@@ -429,6 +430,7 @@ class Keeper:
             )
         running.restore(tensors, facts)
         recorder.restore(tensors)
+        self.began -= facts.get("seconds", 0.0)
         return True
 
     def save(self, running: Running, recorder: Recorder, *, now_or_never: bool) -> None:
@@ -437,8 +439,9 @@ class Keeper:
         if began - self.last < self.seconds and not now_or_never:
             return
         tensors, facts = running.saved()
+        facts |= {"run": self.facts, "seconds": began - self.began}
         try:
-            saved.write(self.path, tensors | recorder.saved(), facts | {"run": self.facts})
+            saved.write(self.path, tensors | recorder.saved(), facts)
         except FileError as error:
             warnings.warn(f"{error} The run goes on without being saved.", stacklevel=3)
         self.last = time.monotonic()
