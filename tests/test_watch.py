@@ -225,6 +225,34 @@ def test_a_training_shows_its_nodes(tmp_path):
     assert any(line.startswith("ended 1 s ago") for line in shown(tmp_path))
 
 
+def test_nothing_that_steers_a_terminal_reaches_it(tmp_path):
+    steering = "\x1b]0;mine\x07\x1b[2J\x9b31m\r\n\x7f[/]"
+    plan = [[name, f"{steering}{label}", 1.0] for name, label in zip(NAMES, LABELS, strict=True)]
+    (tmp_path / "study" / "runs").mkdir(parents=True)
+    about = {"title": f"A title{steering}", "runs": plan, "command": f"perron{steering}"}
+    with Records(tmp_path / "study" / STUDY, about) as study:
+        study.event(f"failed{steering}", run=NAMES[0])
+        with Records(tmp_path / "study" / "runs" / f"{NAMES[1]}.live", {}, steps=9) as one:
+            one(3, **{f"loss{steering}": 1.0})
+            seen = "\n".join(shown(tmp_path / "study", 100))
+            with pytest.raises(PerronError) as refused:
+                Watch(opened(tmp_path / "study"), "x")
+    with Log(tmp_path / "training") as log:
+        log._records.event(f"lost{steering}")
+        seen += "\n".join(shown(tmp_path / "training"))
+    seen += "\n".join(shown(tmp_path / "study")) + str(refused.value)  # now it is stopped, and says the command
+    assert not [mark for mark in seen if mark != "\n" and (ord(mark) < 32 or 127 <= ord(mark) < 160)]
+    for words in (
+        "A title]0;mine[2J31m",
+        "failed]0;mine",
+        "push_pull on ring(8)",
+        "loss]0;mine",
+        "lost]0;mine",
+        "perron]0;mine",
+    ):
+        assert words in seen, words
+
+
 def test_names_say_what_differs():
     assert list(shortened(dict(enumerate(LABELS))).values())[:2] == ["push_pull on ring(4)", "push_pull on ring(8)"]
     same = shortened({"abcdef": "sgp on ring(4), seed 0", "fedcba": "sgp on ring(4), seed 0"})

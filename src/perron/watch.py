@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
+from unicodedata import category
 
 from rich.console import Group
 from rich.progress_bar import ProgressBar
@@ -38,7 +39,9 @@ class Watch:
         self.folder, self.metric = folder, metric
         self._finished: dict[str, list[tuple[float, float]]] = {}
         if metric is not None and (known := self.metrics()) and metric not in known:
-            raise PerronError(f"No metric {metric!r} is recorded in {folder.folder}; there are: {', '.join(known)}.")
+            raise PerronError(
+                f"No metric {metric!r} is recorded in {folder.folder}; there are: {plain(', '.join(known))}."
+            )
 
     def look(self) -> Watch:
         """Read what is new."""
@@ -117,28 +120,28 @@ class Watch:
         rows, more = self._rows(tracks, metric, shown, width), len(tracks) - shown
         body: list[Any] = [rows] if tracks else []
         if more > 0:
-            body.append(Text(f"  and {more} more", style="dim"))
+            body.append(_text(f"  and {more} more", style="dim"))
         room -= (shown if tracks else 0) + (more > 0)
         if metric is not None and room >= SMALLEST:
             body += drawn(self._curves(metric, tracks), width, room)
-        return Group(*head, *body, Text(self._legend(metric), style="dim", no_wrap=True, overflow="ellipsis"))
+        return Group(*head, *body, _text(self._legend(metric), style="dim", no_wrap=True, overflow="ellipsis"))
 
     def _head(self, width: int) -> Iterable[Any]:
         folder = self.folder
-        yield Text(folder.title, style="bold", no_wrap=True, overflow="ellipsis")
+        yield _text(folder.title, style="bold", no_wrap=True, overflow="ellipsis")
         so_far = f"{spoken(ago(folder.began))} so far, " if width >= 56 else ""
         left = "time left not known yet" if folder.left is None else f"about {spoken(folder.left)} left"
         said = f" {folder.share:4.0%}  {so_far}{left}" if folder.running else f" {folder.share:4.0%}"
         if isinstance(folder, StudyFolder) or any(track.steps for track in folder.nodes.values()):
             line = Table.grid()
             line.add_row(
-                ProgressBar(total=1.0, completed=folder.share, width=max(8, width - len(said) - 1)), Text(said)
+                ProgressBar(total=1.0, completed=folder.share, width=max(8, width - len(said) - 1)), _text(said)
             )
             yield line
         if folder.running:
-            yield Text(f"{self._counts()}; {self.state()}", no_wrap=True, overflow="ellipsis")
+            yield _text(f"{self._counts()}; {self.state()}", no_wrap=True, overflow="ellipsis")
         else:
-            yield Text(self._counts(), no_wrap=True, overflow="ellipsis")
+            yield _text(self._counts(), no_wrap=True, overflow="ellipsis")
             yield from _wrapped(self.state(), width, "bold green" if folder.complete else "bold yellow", lines=4)
         if isinstance(folder, StudyFolder):
             labels = {run.name: run.label for run in folder.runs}
@@ -146,7 +149,7 @@ class Watch:
         else:
             said_of = [said.partition(". ")[0] for _, said in folder.events]
         for said in said_of[-2:]:
-            yield Text(
+            yield _text(
                 said, style="red" if isinstance(folder, StudyFolder) else "yellow", no_wrap=True, overflow="ellipsis"
             )
 
@@ -183,8 +186,8 @@ class Watch:
             bar = ProgressBar(total=1.0, completed=track.share, width=10, complete_style=colour) if track.steps else ""
             steps = f"{track.step:,}" if not track.steps or width < 72 else f"{track.step:,}/{track.steps:,}"
             value = "" if metric is None or metric not in track.curves else figure(metric, track.curves[metric][-1][1])
-            cells = [bar, steps, value, self._ending(name, track)]
-            table.add_row(Text("●", style=colour), Text(name), *(cells if width >= 72 else cells[1:]))
+            cells = [bar, *map(_text, (steps, value, self._ending(name, track)))]
+            table.add_row(_text("●", style=colour), _text(name), *(cells if width >= 72 else cells[1:]))
         return table
 
     def _ending(self, name: str, track: Track) -> str:
@@ -242,7 +245,7 @@ def spoken(seconds: float) -> str:
     """A duration in a word or two.
 
     >>> [spoken(seconds) for seconds in (0.2, 59, 61, 3599, 7300, 200_000)]
-    ['1 s', '59 s', '1 min', '60 min', '2 h 1 min', '2 d 7 h']
+    ['1 s', '59 s', '1 min', '60 min', '2 h 2 min', '2 d 7 h']
     """
     if seconds < 99.5 and round(seconds) < 60:
         return f"{max(1, round(seconds))} s"
@@ -274,8 +277,22 @@ def _colours() -> Sequence[str]:
     return COLOURS * 64
 
 
+def plain(said: str) -> str:
+    """Words without characters that steer a terminal: files may come from anywhere.
+
+    >>> plain("a\\x1b[2J title\\x07 of\\ntwo lines")
+    'a[2J title of two lines'
+    """
+    return "".join(" " if mark in "\t\n\r" else mark for mark in said if mark in "\t\n\r" or category(mark) != "Cc")
+
+
+def _text(said: str, **look: Any) -> Text:
+    """Words for the terminal; all that is shown comes through here."""
+    return Text(plain(said), **look)
+
+
 def _wrapped(said: str, width: int, style: str, lines: int) -> list[Text]:
     """Words in a few lines of text."""
     from textwrap import wrap
 
-    return [Text(line, style=style) for line in wrap(said, width, break_on_hyphens=False)[:lines]]
+    return [_text(line, style=style) for line in wrap(said, width, break_on_hyphens=False)[:lines]]
