@@ -225,7 +225,7 @@ def test_what_cannot_be_measured_is_refused():
         simulate(PROBLEM, CentralizedSGD(), MIXING, lr=0.1, steps=1, metrics=["tracking_error_sq"])
     with pytest.raises(PerronError, match="optimum of this problem is not known"):
         simulate(NoOptimum(), PushPull(), MIXING, lr=0.1, steps=1, metrics=["distance_sq"])
-    with pytest.raises(PerronError, match="no metric 'gradnorm'; there are: grad_norm_sq"):
+    with pytest.raises(PerronError, match="no metric 'gradnorm'; did you mean 'grad_norm_sq'"):
         simulate(PROBLEM, PushPull(), MIXING, lr=0.1, steps=1, metrics=["gradnorm"])
     with pytest.raises(PerronError, match="pass lr="):
         simulate(NoOptimum(), PushPull(), MIXING, steps=1)
