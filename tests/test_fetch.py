@@ -336,7 +336,7 @@ def test_an_empty_variable_is_not_a_place(tmp_path, mnist, monkeypatch):
 def test_unknown_names():
     for name in ("minst", "digits"):
         with pytest.raises(
-            PerronError, match=f"no dataset to fetch '{name}'; .*There are: mnist, fashion_mnist, cifar10"
+            PerronError, match=f"no dataset to fetch '{name}'.*There are: mnist, fashion_mnist, cifar10"
         ):
             fetch.fetch(name)
 
