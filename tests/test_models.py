@@ -106,7 +106,7 @@ def test_the_seed_decides_the_weights():
     ("call", "message"),
     [
         (lambda: build("resnet81", (3, 32, 32), 10), r"no model 'resnet81'; did you mean 'resnet18'\? .* mlp, convnet"),
-        (lambda: build("mlp", (1, 8, 8), 10, width=8), r"no option of mlp 'width'; .*There are: hidden\."),
+        (lambda: build("mlp", (1, 8, 8), 10, width=8), r"no option of mlp 'width'.*There are: hidden\."),
         (lambda: build("resnet18", (3, 8, 8), 10, widht=8), r"did you mean 'width'\? There are: width\."),
         (lambda: build("resnet18", (3, 8, 8), 10, channels=1), r"no option of resnet18 'channels'"),
         (lambda: build("convnet", (1, 8, 8), 10, width="wide"), "width: .*integer.*'wide'"),
