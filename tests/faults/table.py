@@ -1,0 +1,136 @@
+"""The faults that perron must survive: a row for each, the tests that inject it, and the table of what was measured.
+
+Each row is tested by functions named ``test_f09_...`` in this directory, marked ``fault``. They say what they measured:
+
+    def test_f09_a_truncated_checkpoint(row):
+        ...
+        row.measured("refused 24 of 24, fell back 24 of 24", trials=24)
+
+`scripts/faults` runs all of them and writes docs/engine/faults.md; CI runs those of `QUICK` with few trials.
+"""
+
+import json
+import os
+import platform
+import sys
+from datetime import date
+from pathlib import Path
+from typing import NamedTuple
+
+FULL = os.environ.get("PERRON_FAULTS") == "full"
+RECORDS = os.environ.get("PERRON_FAULTS_RECORDS")  # a file to which every test adds a line of JSON
+
+
+class Fault(NamedTuple):
+    """What goes wrong, how it is brought about, and what must happen then."""
+
+    name: str
+    injection: str
+    bar: str
+
+
+ROWS = {
+    1: Fault("some of the nodes are killed", "SIGKILL 1, 2, 3 or 4 of 4 processes at a random step, 20 times each",
+             "the others stop within 2 s and name who died and how; resumed bit for bit; no process left over"),
+    2: Fault("node 0, or the launcher, is killed", "SIGKILL, 10 times each",
+             "as F1; without their launcher nodes end within 5 s"),
+    3: Fault("nodes die again and again", "`perron launch --restarts`: a kill every 20 to 60 steps, 10 in one run",
+             "finishes bit for bit; recovery 6 s in the median, 15 s at most"),
+    4: Fault("a node hangs", "SIGSTOP, timeout 5 s, 10 times",
+             "every neighbour notices within 6 s and names node and edge; all end; resumed bit for bit"),
+    5: Fault("a node pauses", "SIGSTOP, then SIGCONT after half of the timeout, 10 times", "nothing happens: same bits"),
+    6: Fault("a slow node", "10 times slower than the others",
+             "no failure, same result; the report names the straggler and who waits for it how long"),
+    7: Fault("links lose messages", "simulated: 0, 10, 30, 50 % lost, 16 nodes, 4,000 steps, 5 seeds",
+             "Robust Push-Pull: error and invariant <= 1e-10; plain Push-Pull warns"),
+    8: Fault("links delay, repeat and reorder messages", "simulated: delays of up to 1, 5, 20 steps, with losses and repeats",
+             "as F7"),
+    9: Fault("a truncated checkpoint", "cut at 0, 0.1, 50, 99.9 % and at every 512 bytes of the manifest",
+             "refused with its name, expected and found size; the one before is used, and that is said"),
+    10: Fault("bit rot in a checkpoint", "200 single bits flipped in data, header and manifest", "noticed 200 of 200 times"),
+    11: Fault("killed while saving", "SIGKILL of a process that saves all the time, 40 times",
+              "the latest is readable 40 of 40 times; left-over files are gone after the next start"),
+    12: Fault("power cut", "every prefix of the recorded writes, renames and syncs",
+              "a valid checkpoint at every one; file synced, renamed, directory synced, in this order"),
+    13: Fault("full disk", "a file system of 300 kB, /dev/full, a limit on file size",
+              "error with 'no space', path and size; the old checkpoint is whole; no partial file"),
+    14: Fault("no place to write; signals", "directory read-only or missing; SIGTERM, SIGINT once and twice",
+              "refused before training; a signal saves and ends with 143 or 130 within 5 s; a second one at once"),
+    15: Fault("a gradient that is not finite", "NaN or infinity on one node at step k, 5 times",
+              "stops at step k, nobody else is reached; node, step and tensor named; `skip` counts"),
+    16: Fault("nodes that were given different things", "each field of the configuration, once, on one node",
+              "refused before the first tensor within 5 s: field, both values, both nodes"),
+    17: Fault("a wrong graph", "not connected, no self-loops, negative, NaN, sums off, wrong size, isolated, asymmetric",
+              "all refused with node, edge or row and the value; components listed"),
+    18: Fault("a malformed graph file", "XML bombs and entities, cut short, letters, missing columns, NaN, UTF-16, empty, ...",
+              "refused with file, line and token"),
+    19: Fault("malformed study files, tables and commands", "2,000 random ones each",
+              "never a bare traceback; field, value and what is allowed"),
+    20: Fault("huge networks", "1e5 nodes with 5e5 edges; 1e9 nodes in a study",
+              "1e5: ready within 2 s and 1 GB; 1e9: refused with the memory it would need"),
+    21: Fault("a stranger connects", "from another network; idle connections, garbage, a wrong secret",
+              "nothing listens beyond loopback; refused, logged, harmless; a flood ends in a clear error"),
+    22: Fault("a hostile checkpoint", "pickles, ../, absolute paths, symlinks, a header of 1 TB, bombs, duplicate names",
+              "nothing runs, nothing is written outside, less than 100 MB more memory, clear refusal"),
+    23: Fault("hostile text in names", "<script>, ../, new lines in names of runs", "escaped; files stay inside"),
+    24: Fault("runs of a study die", "one killed, one hung, one stopped of 40", "37 done, exactly 3 named; again: only those 3"),
+    25: Fault("two in one directory", "the same study or training started twice",
+              "the second is refused, with pid and host of the first"),
+    26: Fault("the clock jumps", "back by an hour, and forth", "no time-out fires"),
+    27: Fault("a long time of faults", "30 minutes of kills and stops every 5 to 15 s (`scripts/soak`)",
+              ">= 100 faults, same bits, memory +< 5 %, files constant, no gap > 60 s"),
+    28: Fault("weak dependencies and code", "audit of pinned packages; linter's security rules; search for dangerous calls",
+              "none known"),
+}  # fmt: skip
+QUICK = {1, 3, 4, 9, 10, 11, 15, 16, 17, 18, 19, 21, 22, 23, 24, 25}
+
+
+class Row:
+    """What a test says of its row."""
+
+    def __init__(self, number: int, test: str) -> None:
+        self.number, self.test, self.found, self.trials = number, test, "", 0
+
+    def measured(self, found: str, *, trials: int) -> None:
+        """What was seen, in a few words with figures, and how many times it was tried."""
+        self.found, self.trials = found, trials
+
+    def record(self, verdict: str) -> None:
+        """Add a line to the records."""
+        if RECORDS:
+            with Path(RECORDS).open("a") as file:
+                told = {"row": self.number, "test": self.test, "found": self.found, "trials": self.trials}
+                file.write(json.dumps(told | {"verdict": verdict}) + "\n")
+
+
+def table(records: list[dict]) -> tuple[str, bool]:
+    """The table in Markdown, and whether every row was measured and held."""
+    lines = ["| | fault | injection | trials | bar | measured | verdict |", "|---|---|---|--:|---|---|---|"]
+    good = True
+    for number, fault in ROWS.items():
+        mine = [record for record in records if record["row"] == number]
+        found = "; ".join(record["found"] for record in mine if record["found"]) or "-"
+        trials = sum(record["trials"] for record in mine)
+        verdicts = sorted({record["verdict"] for record in mine}) or ["NOT MEASURED"]
+        good = good and verdicts == ["holds"]
+        cells = [f"F{number}", fault.name, fault.injection, f"{trials:,}", fault.bar, found, "; ".join(verdicts)]
+        lines.append("| " + " | ".join(cell.replace("|", "\\|").replace("<", "&lt;") for cell in cells) + " |")
+    return "\n".join(lines), good
+
+
+def main(records: Path, page: Path) -> int:
+    """Print the table and write the page."""
+    found = [json.loads(line) for line in records.read_text().splitlines()]
+    text, good = table(found)
+    heading = (
+        "# Faults, and what was measured\n\n"
+        f"Written by `scripts/faults` on {date.today()}, {os.cpu_count()} cores, {platform.system()}, Python "
+        f"{platform.python_version()}. Each row is a test in `tests/faults`; see also [failures](../howto/failures.md).\n\n"
+    )
+    page.write_text(heading + text + "\n")
+    sys.stdout.write(text + "\n")
+    return 0 if good else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main(Path(sys.argv[1]), Path(sys.argv[2])))
