@@ -25,7 +25,8 @@ from perron import Mixing, PushPull, topologies
 from perron.algorithm import advance
 from perron.problem import Problem
 from perron.problems import Quadratic
-from perron.simulation import SimulatedNode, Simulation
+from perron.simulated import SimulatedNode
+from perron.simulation import Simulation
 
 NODES, DIM, TRIALS, LR = 16, 10, 20, 0.05
 SIZES = (1000, 3000, 10_000, 30_000, 100_000)

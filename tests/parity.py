@@ -1,6 +1,7 @@
 """One process of the parity test: runs every case on this node and saves its models. Started by test_distributed.py."""
 
 import sys
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -8,7 +9,8 @@ import torch
 import torch.distributed as dist
 
 from perron import ALGORITHMS, Mixing, distributed, topologies
-from perron.node import Lossy, Quantized
+from perron.links import Links, Unreliable
+from perron.node import Quantized
 from perron.problems import Logistic, Neural, Quadratic
 
 STEPS, SEED = 12, 3
@@ -65,6 +67,19 @@ def cases(n):
                 yield f"{name}, {kind}, {problem}", algorithm, mixing, problems(n)[problem], lr
 
 
+def wrapped(n):
+    """Names; algorithms, networks, what is put around a node, and what the simulator calls it."""
+    bad = {"loss": 0.3, "delay": 3, "repeats": 0.2}
+    links = {"lossy": {"loss": 0.3}, "late": bad}
+    found = {"bf16": ("push_pull", networks(n)["directed"], lambda node: Quantized(node, "bf16"), {"wire": "bf16"})}
+    for name in ("push_pull", "robust_push_pull", "add_opt"):
+        for network in ("directed", "two graphs"):
+            for case, options in links.items():
+                wrap = partial(Unreliable, links=Links(**options))
+                found[f"{name}, {network}, {case}"] = (name, networks(n)[network], wrap, options)
+    return found
+
+
 if __name__ == "__main__":
     rank, size, folder = int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3])
     torch.set_num_threads(1)
@@ -73,10 +88,9 @@ if __name__ == "__main__":
     for case, algorithm, mixing, problem, lr in cases(size):
         states = distributed.iterates(problem, algorithm, mixing, steps=STEPS, lr=lr, seed=SEED)
         found[case] = np.stack([state.x.numpy() for state in states])
-    wrapped = networks(size)["directed"]
-    for case, wrap in {"lossy": lambda node: Lossy(node, 0.3), "bf16": lambda node: Quantized(node, "bf16")}.items():
+    for case, (name, mixing, wrap, _) in wrapped(size).items():
         states = distributed.iterates(
-            problems(size)["quadratic"], ALGORITHMS["push_pull"], wrapped, steps=STEPS, lr=0.05, seed=SEED, wrap=wrap
+            problems(size)["quadratic"], ALGORITHMS[name], mixing, steps=STEPS, lr=0.05, seed=SEED, wrap=wrap
         )
         found[case] = np.stack([state.x.numpy() for state in states])
     np.savez(folder / f"{rank}.npz", **found)

@@ -43,7 +43,8 @@ from perron.keyed import Keyed
 from perron.metrics import distance_max, residual
 from perron.node import Recording
 from perron.problems import Quadratic
-from perron.simulation import NOISE, SimulatedNode
+from perron.simulated import SimulatedNode
+from perron.simulation import NOISE
 from twins import TWINS
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*on this network disagreement grows")
@@ -178,6 +179,7 @@ def test_conserves_its_quantity_at_every_step(name):
 EXPECTED = {
     "centralized": "g mean:d", "push_pull": "pull:d push:d g", "push_pull_pu": "push:d g pull:d",
     "push_pull_atc": "g push:d pull:d", "abm": "pull:d push:d g", "abn": "pull:d push:d g", "app": "pull:d push:d g",
+    "robust_push_pull": "pull:d push:d g",
     "constrained_push_pull": "pull:d push:d g", "push_sum": "push:d push:1", "subgradient_push": "push:d push:1 g",
     "sgp": "push:1 g push:d", "sgp_cta": "push:1 push:d g", "extra_push": "push:d push:1 g",
     "normalized_extra_push": "push:d g", "dextra": "push:d push:1 g", "add_opt": "push:d push:1 push:d g",

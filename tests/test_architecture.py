@@ -17,7 +17,7 @@ LAYERS = [
     ["mixing", "eigen", "tensorboard", "watch"],
     ["spectral", "authors", "files", "log"],
     ["network", "node", "keyed", "schedule", "data", "peers", "flat", "saved", "augment", "named"],
-    ["algorithm", "problem", "pulse", "models", "fetch", "partition"],
+    ["algorithm", "links", "simulated", "problem", "pulse", "models", "fetch", "partition"],
     ["algorithms", "problems", "agreement", "elastic", "wiring", "stripes"],
     ["metrics", "theory", "curvature"],
     ["moments"],

@@ -24,9 +24,9 @@ from perron import (
 )  # fmt: skip
 from perron.history import recorded
 from perron.keyed import Keyed
-from perron.node import Counting, Lossy, Quantized
+from perron.node import Counting, Quantized
 from perron.problems import LocalLoss, Quadratic
-from perron.simulation import SimulatedNode
+from perron.simulated import SimulatedNode
 
 MIXING = Mixing.random_integer(topologies.exponential(8), seed=1)
 PROBLEM = Quadratic.random(8, 3, noise_std=0.5, seed=1)
@@ -110,26 +110,6 @@ def test_one_peer_messages_are_counted_by_step():
     mixing = Mixing.uniform(topologies.one_peer_exponential(8))
     *_, now = Simulation(problem=PROBLEM, algorithm=DSGD(), mixing=mixing, lr=0.1).iterates(6)
     assert metrics.messages(now).tolist() == [6 * 8]
-
-
-def test_lossy_links_keep_rows_but_lose_mass():
-    node = Lossy(SimulatedNode(MIXING, trials=400), 0.3)
-    ones = torch.ones(400, 8, 1, dtype=torch.float64)
-    assert torch.allclose(node.pull(ones).wait(), ones)  # the listener makes up for what it misses
-    kept = node.push(ones).wait().sum(-2).mean()
-    off_diagonal = 1 - float(np.diag(MIXING.push).mean())
-    assert float(kept) / 8 == pytest.approx(1 - 0.3 * off_diagonal, abs=0.01)
-    lossless = Lossy(SimulatedNode(MIXING, trials=1), 0.0)
-    assert torch.allclose(lossless.push(ones[:1]).wait(), SimulatedNode(MIXING, trials=1).push(ones[:1]).wait())
-    with pytest.raises(ValueError, match="probability"):
-        Lossy(node, 1.0)
-
-
-def test_plain_push_pull_on_a_lossy_network_warns_and_is_wrong():
-    problem = Quadratic.random(8, 3, seed=1)
-    with pytest.warns(UserWarning, match=r"lose 10% of their messages: Push-Pull .* keeps no guarantee"):
-        history = simulate(problem, PushPull(), MIXING, lr=0.1, steps=2000, loss=0.1, metrics=["distance_max"])
-    assert history["distance_max"][-1] > 1e-2
 
 
 @pytest.mark.parametrize(("wire", "precision"), [("bf16", 2**-8), ("int8", 1 / 127)])

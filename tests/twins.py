@@ -4,6 +4,8 @@ Each takes the matrices, a gradient oracle G(x) that may be called once per iter
 the models after each step. They know nothing of perron.
 """
 
+import itertools
+
 import numpy as np
 
 
@@ -41,6 +43,33 @@ def momentum(net, G, x, a, beta, gamma):
         gn = G(s)
         y = B @ y + gn - g
         g = gn
+
+
+def robust_push_pull(net, G, x, a, hears=lambda k, side, i, j: [k]):
+    """Packets: ``hears(k, side, i, j)`` are the numbers of the messages of node j that reach node i in step k."""
+    A, B, n = net["A"], net["B"], len(x)
+    y, g = np.zeros_like(x), np.zeros_like(x)
+    sent, sums = [], [np.zeros_like(x)]
+    links = [(i, j) for i in range(n) for j in range(n) if i != j]
+    used = {link: (-1, np.zeros_like(x[0])) for link in links}  # number and content of the newest message
+    model = {(i, j): (-1, x[i]) for i, j in links}
+    for k in itertools.count():
+        sent.append(x)
+        gn = G(x)
+        yn, xn = np.diag(B)[:, None] * y + gn - g, np.diag(A)[:, None] * x
+        for i, j in links:
+            for number in hears(k, "push", i, j) if B[i, j] else ():
+                if number > used[i, j][0]:  # a message that was overtaken, or is here again, changes nothing
+                    yn[i] += B[i, j] * (sums[number][j] - used[i, j][1])
+                    used[i, j] = (number, sums[number][j])
+            for number in hears(k, "pull", i, j) if A[i, j] else ():
+                if number > model[i, j][0]:
+                    model[i, j] = (number, sent[number][j])
+            xn[i] += A[i, j] * model[i, j][1]
+        y, g = yn, gn
+        x = xn - a * y
+        sums.append(sums[-1] + y)
+        yield x
 
 
 def push_sum(net, G, x, a):
@@ -233,6 +262,7 @@ TWINS = {
     "abn": lambda *z: momentum(*z, 0.0, 0.3),
     "app": lambda *z: momentum(*z, 0.2, 0.2),
     "constrained_push_pull": push_pull,
+    "robust_push_pull": robust_push_pull,
     "push_sum": push_sum,
     "subgradient_push": subgradient_push,
     "sgp": lambda *z: sgp(*z, "atc"),

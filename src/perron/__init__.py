@@ -64,6 +64,7 @@ if TYPE_CHECKING:
         PushDIGing,
         PushPull,
         PushSum,
+        RobustPushPull,
         RowExtra,
         SubgradientPush,
         TreePushPull,
@@ -93,7 +94,7 @@ _HOME = {
     "algorithms": [
         "ADDOPT", "ALGORITHMS", "DDNGT", "DEXTRA", "DSGD", "EXTRA", "FOCUS", "FROST", "FROZEN", "NIDS", "SGP",
         "AcceleratedPushPull", "CentralizedSGD", "ConstrainedPushPull", "ExactDiffusion", "GradientPull", "GradientTracking",
-        "PullDiag", "PushDIGing", "PushPull", "PushSum", "RowExtra", "SubgradientPush", "TreePushPull",
+        "PullDiag", "PushDIGing", "PushPull", "PushSum", "RobustPushPull", "RowExtra", "SubgradientPush", "TreePushPull",
     ],
     "log": ["Log"],
     "problem": ["Problem"],

@@ -47,6 +47,7 @@ class About:
         exact: whether it reaches the optimum with a constant step (no noise); biased otherwise.
         speedup: whether its noise floor falls as 1/n, claimed or measured.
         reference: where it comes from.
+        robust: whether it keeps its guarantee on links that lose, delay and repeat messages.
     """
 
     title: str
@@ -58,6 +59,7 @@ class About:
     exact: bool
     reference: str
     speedup: bool = True
+    robust: bool = False
 
 
 class Algorithm(ABC):
@@ -84,6 +86,11 @@ class Algorithm(ABC):
     @abstractmethod
     def step(self, state: Any, node: Node, lr: Rate) -> Step:
         """One step: yield points, be sent gradients, return the next state."""
+
+    @property
+    def reliable(self) -> Algorithm:
+        """The algorithm that this one is where every message arrives in its step, for theory; itself but for robust ones."""
+        return self
 
     # ---- what can be said about a run, given the network's facts
 

@@ -17,6 +17,7 @@ from datetime import timedelta
 from functools import cached_property, partial
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from scipy.sparse import issparse
@@ -25,7 +26,7 @@ from torch import Tensor
 from perron.algorithm import Algorithm
 from perron.elastic import START, Membership, joined
 from perron.errors import NetworkError, PerronError
-from perron.keyed import LOSSES, NOISE, PARTICIPATION, Keyed
+from perron.keyed import LOSSES, NOISE, PARTICIPATION, Keyed, link_names
 from perron.mixing import Mixing
 from perron.network import Network
 from perron.node import Handle, Node, Side
@@ -137,6 +138,14 @@ class Exchange(Handle):
         return f"{self.side} of {self.tensor.numel()} numbers"
 
 
+class Apart(Exchange):
+    """What the neighbours send, a row for each, unweighted."""
+
+    def mixed(self, heard: list[tuple[float, Tensor]]) -> Tensor:
+        """Together, in the order of the neighbours."""
+        return torch.stack([value for _, value in heard]) if heard else self.tensor.new_empty((0, *self.tensor.shape))
+
+
 class _Mean(Handle):
     """An exact average under way."""
 
@@ -236,6 +245,7 @@ class Edges:
         self.sources = {int(j): float(row[j]) for j in row.nonzero()[0] if j != number}
         self.targets = {int(j) for j in column.nonzero()[0] if j != number}
         self.own = float(row[number])
+        self.random: Keyed | None = None  # of the links, if they are not reliable
 
 
 class DistributedNode(Node):
@@ -272,9 +282,9 @@ class DistributedNode(Node):
         self._plans: dict[tuple[Any, ...], list[Load]] = {}
         self._waiting: list[Exchange] = []
         self._posted: list[_Batch] = []
-        self._batches = self._lost = 0
+        self._batches = 0
+        self._seed = seed
         self._participation = Keyed(seed, stream=PARTICIPATION, node=self.number)
-        self._losses = Keyed(seed, stream=LOSSES, node=self.number)
 
     def edges(self, side: Side, step: int) -> Edges:
         """Who speaks to whom in a step."""
@@ -363,16 +373,33 @@ class DistributedNode(Node):
         """What the node keeps to itself in this step."""
         return torch.tensor([self.edges(side, self.step).own], dtype=self._dtype, device=self._device)
 
-    def lose(self, side: Side, x: Tensor, probability: float) -> Tensor:
-        """The exchange with losses that the listener draws, as in the simulator."""
-        self._lost += 1
-        kept = self._losses.uniform(self._lost, self.nodes) >= probability
-        exchange = self._ask(side, x)
-        full = exchange.sources
-        exchange.sources = {source: weight * bool(kept[source]) for source, weight in full.items()}
-        if side == "pull":  # the listener makes up for what it missed
-            exchange.own += sum(full.values()) - sum(exchange.sources.values())
-        return exchange.wait()
+    def hear(self, side: Side, x: Tensor) -> Handle:
+        """Ask for what each neighbour sends; posted at the next flush or wait."""
+        if self.wire is not None:
+            raise PerronError("Algorithms for unreliable links send running sums, in full precision; pass wire=None.")
+        self._waiting.append(Apart(self, side, x.detach()))
+        return self._waiting[-1]
+
+    def inward(self, side: Side, x: Tensor) -> Tensor:
+        """One's own value for each neighbour that one hears."""
+        return x.expand(len(self.edges(side, self.step).sources), *x.shape)
+
+    def weigh(self, side: Side, heard: Tensor) -> Tensor:
+        """The weighted sum."""
+        return self._weights(side).to(heard.dtype) @ heard
+
+    def _weights(self, side: Side) -> Tensor:
+        weights = list(self.edges(side, self.step).sources.values())
+        return torch.tensor(weights, dtype=self._dtype, device=self._device)
+
+    def chances(self, side: Side, size: int) -> Tensor:
+        """As this node's links draw them in the simulator."""
+        edges = self.edges(side, self.step)
+        if edges.random is None:
+            sources = np.fromiter(edges.sources, dtype=np.int64)
+            names = link_names(sources, np.full_like(sources, self.number), self.nodes)
+            edges.random = Keyed(self._seed, nodes=names, stream=LOSSES)
+        return edges.random.uniform(2 * self.step + (side == "push"), size)
 
 
 def iterates(

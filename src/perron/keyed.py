@@ -74,7 +74,9 @@ class Keyed:
         device: torch.device | str = "cpu",
     ) -> None:
         def numbers(which: int | Sequence[int]) -> Tensor:
-            return torch.tensor(range(which) if isinstance(which, int) else list(which), device=device)
+            return torch.tensor(
+                range(which) if isinstance(which, int) else list(which), dtype=torch.int64, device=device
+            )
 
         start = _mix(torch.tensor([(seed * 1000003 + stream) % 2**63], device=device))  # (1,)
         each_trial = _mix(start + numbers([0] if trials is None else trials) * GOLDEN)  # (trials,)
@@ -140,6 +142,12 @@ class Keyed:
                 block = torch.special.ndtri(block)
             self._ahead[kind, size] = (first, block)
         return block[draw % ahead]
+
+
+def link_names(sources: NDArray[np.int64], targets: NDArray[np.int64], nodes: int) -> list[int]:
+    """Numbers that name the links from sources to targets, by which each of them draws."""
+    names: list[int] = (sources * nodes + targets).tolist()
+    return names
 
 
 def _without_repeats(row: list[int], key: int, draw: int, high: int) -> list[int]:

@@ -14,6 +14,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from perron.errors import PerronError
+
 Side = Literal["pull", "push"]
 
 
@@ -61,11 +63,13 @@ class Node(ABC):
 
     Attributes:
         nodes: n, how many there are.
+        step: the number of the step under way.
         unit: this node's unit vector, ``(n,)``; stacked, the identity matrix.
         push_share: n pi_B of this node, ``(1,)``: its share of the mass in the end, where push weights are fixed.
     """
 
     nodes: int
+    step: int
 
     @property
     @abstractmethod
@@ -97,9 +101,33 @@ class Node(ABC):
     def self_weight(self, side: Side) -> Tensor:
         """A[i, i] or B[i, i], ``(1,)``: the share that a node keeps to itself in this step."""
 
+    # ---- single links, for algorithms that reckon with lost and late messages
+
     @abstractmethod
-    def lose(self, side: Side, x: Tensor, probability: float) -> Tensor:
-        """The exchange with each message lost with the given probability; see `Lossy`."""
+    def hear(self, side: Side, x: Tensor) -> Handle:
+        """Start the exchange that gives what each neighbour sends, unweighted, ``(links, d)``.
+
+        A row for each link that this node hears on, in the order of the neighbours; stacked, ``(..., links of all nodes, d)``.
+        """
+
+    def latest(self, side: Side, x: Tensor, before: Tensor) -> Handle:  # noqa: ARG002 - for links that are not reliable
+        """Start the exchange that gives the newest message of each neighbour that has arrived by now, ``(links, d)``.
+
+        Where nothing has arrived lately, what was heard ``before``. On reliable links this is `hear`.
+        """
+        return self.hear(side, x)
+
+    @abstractmethod
+    def inward(self, side: Side, x: Tensor) -> Tensor:
+        """This node's own value, on each link that it hears on: ``(d,) -> (links, d)``."""
+
+    @abstractmethod
+    def weigh(self, side: Side, heard: Tensor) -> Tensor:
+        """sum_j A[i, j] heard_j (or B) over the links that this node hears on: ``(links, d) -> (d,)``."""
+
+    @abstractmethod
+    def chances(self, side: Side, size: int) -> Tensor:
+        """Random numbers in (0, 1) for each link that this node hears on, for this step, ``(links, size)``."""
 
     def own(self, vector: Tensor) -> Tensor:
         """This node's own entry of an n-vector that it holds, ``(n,) -> (1,)``."""
@@ -112,6 +140,11 @@ class Wrapper(Node):
     def __init__(self, node: Node) -> None:
         self.node = node
         self.nodes = node.nodes
+
+    @property
+    def step(self) -> int:  # type: ignore[override]
+        """As the node within."""
+        return self.node.step
 
     @property
     def unit(self) -> Tensor:
@@ -143,9 +176,25 @@ class Wrapper(Node):
         """As the node within."""
         return self.node.self_weight(side)
 
-    def lose(self, side: Side, x: Tensor, probability: float) -> Tensor:
+    def hear(self, side: Side, x: Tensor) -> Handle:
         """As the node within."""
-        return self.node.lose(side, x, probability)
+        return self.node.hear(side, x)
+
+    def latest(self, side: Side, x: Tensor, before: Tensor) -> Handle:
+        """As the node within."""
+        return self.node.latest(side, x, before)
+
+    def inward(self, side: Side, x: Tensor) -> Tensor:
+        """As the node within."""
+        return self.node.inward(side, x)
+
+    def weigh(self, side: Side, heard: Tensor) -> Tensor:
+        """As the node within."""
+        return self.node.weigh(side, heard)
+
+    def chances(self, side: Side, size: int) -> Tensor:
+        """As the node within."""
+        return self.node.chances(side, size)
 
 
 class Recording(Wrapper):
@@ -169,6 +218,11 @@ class Recording(Wrapper):
         """Record and pass on."""
         self.verbs.append(("mean", x.shape[-1]))
         return self.node.mean(x)
+
+    def latest(self, side: Side, x: Tensor, before: Tensor) -> Handle:
+        """Record and pass on."""
+        self.verbs.append((side, x.shape[-1]))
+        return self.node.latest(side, x, before)
 
 
 class Counting(Wrapper):
@@ -200,27 +254,10 @@ class Counting(Wrapper):
         self._count("push", y)
         return self.node.push(y)
 
-
-class Lossy(Wrapper):
-    """Directed links that lose messages: each message, independently, with the given probability.
-
-    A lost pull is made up for by the listener's own value, so that its weights still sum to one. The mass of a lost push
-    is gone: trackers no longer sum to the gradients, and no plain algorithm keeps its guarantee.
-    """
-
-    def __init__(self, node: Node, probability: float) -> None:
-        super().__init__(node)
-        if not 0 <= probability < 1:
-            raise ValueError(f"Lossy needs a probability in [0, 1); got {probability}.")
-        self.probability = probability
-
-    def pull(self, x: Tensor) -> Handle:
-        """With losses."""
-        return Ready(self.node.lose("pull", x, self.probability))
-
-    def push(self, y: Tensor) -> Handle:
-        """With losses."""
-        return Ready(self.node.lose("push", y, self.probability))
+    def latest(self, side: Side, x: Tensor, before: Tensor) -> Handle:
+        """Count and pass on."""
+        self._count(side, x)
+        return self.node.latest(side, x, before)
 
 
 class Quantized(Wrapper):
@@ -251,3 +288,7 @@ class Quantized(Wrapper):
         """With rounded messages."""
         sent = self._rounded(y)
         return Ready(self.node.push(sent).wait() + (y - sent))
+
+    def latest(self, side: Side, x: Tensor, before: Tensor) -> Handle:  # noqa: ARG002
+        """Not in few bits: who counts on the newest message alone sends sums, of which rounding would leave nothing."""
+        raise PerronError("Algorithms for unreliable links send running sums, in full precision; pass wire=None.")

@@ -1,4 +1,4 @@
-"""All nodes and all trials in one process: tensors ``(trials, n, d)``, one matrix product mixes them all."""
+"""Runs in one process: all nodes and all trials side by side, measured as they go, interrupted and resumed."""
 
 from __future__ import annotations
 
@@ -11,9 +11,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
-import numpy as np
 import torch
-from scipy.sparse import issparse
 from torch import Tensor
 
 from perron import saved
@@ -21,122 +19,17 @@ from perron.agreement import described, fingerprint
 from perron.algorithm import Algorithm, advance
 from perron.errors import FileError, PerronError
 from perron.history import History, Recorder, recorded
-from perron.keyed import LOSSES, NOISE, PARTICIPATION, Keyed
+from perron.keyed import NOISE, Keyed
+from perron.links import Links, Unreliable
 from perron.metrics import Metric, Snapshot
 from perron.mixing import Mixing
 from perron.network import Network
-from perron.node import Counting, Handle, Later, Lossy, Node, Quantized, Side
+from perron.node import Counting, Node, Quantized
 from perron.problem import Problem
 from perron.progress import Bar, Tell
 from perron.schedule import LearningRate, rate_at
+from perron.simulated import SimulatedNode
 from perron.stripes import Stripes, stripes
-
-
-class SimulatedNode(Node):
-    """All nodes of all trials at once; an exchange is done when it is waited for.
-
-    Args:
-        mixing: the network.
-        trials: how many, or their numbers; None for tensors without a trial axis.
-        seed: of what nodes draw themselves.
-    """
-
-    def __init__(
-        self,
-        mixing: Mixing,
-        *,
-        trials: int | Sequence[int] | None = None,
-        seed: int = 0,
-        dtype: torch.dtype = torch.float64,
-        device: torch.device | str = "cpu",
-    ) -> None:
-        self.mixing, self.nodes, self.step = mixing, mixing.nodes, 0
-        self._count = None if trials is None else trials if isinstance(trials, int) else len(trials)
-        self._dtype, self._device = dtype, device
-        pulls, pushes = mixing.sequences
-        self._matrices: dict[Side, list[Tensor]] = {
-            "pull": [self._tensor(matrix) for matrix in pulls],
-            "push": [self._tensor(matrix) for matrix in pushes],
-        }
-        self._batched = {
-            side: [self._batch(matrix) for matrix in matrices] for side, matrices in self._matrices.items()
-        }
-        key = {"trials": trials, "nodes": self.nodes, "device": device}
-        self._participation = Keyed(seed, stream=PARTICIPATION, **key)  # type: ignore[arg-type]
-        self._losses = Keyed(seed, stream=LOSSES, **key)  # type: ignore[arg-type]
-        self.lost = 0  # exchanges with losses so far
-
-    def _tensor(self, matrix: Any) -> Tensor:
-        if not issparse(matrix):
-            return torch.tensor(matrix, dtype=self._dtype, device=self._device)
-        rows, columns, values = (
-            torch.from_numpy(np.array(part)) for part in (matrix.indptr, matrix.indices, matrix.data)
-        )
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # torch calls its CSR tensors a beta feature
-            return torch.sparse_csr_tensor(
-                rows, columns, values, size=matrix.shape, dtype=self._dtype, device=self._device
-            )
-
-    def _batch(self, matrix: Tensor) -> Tensor | None:
-        """The matrix once for each trial (without copying it), as the batched product wants it."""
-        if self._count is None or matrix.layout != torch.strided:
-            return None
-        return matrix.expand(self._count, self.nodes, self.nodes)
-
-    def _mixed(self, side: Side, x: Tensor) -> Tensor:
-        which = self.step % len(self._matrices[side])
-        batched = self._batched[side][which]
-        if batched is not None and x.ndim == 3:
-            return torch.bmm(batched, x)
-        matrix = self._matrices[side][which]
-        if matrix.layout == torch.strided or x.ndim == 2:
-            return matrix @ x
-        # Sparse matrices multiply flat ones: the trials stand side by side.
-        flat = x.transpose(0, 1).reshape(self.nodes, -1)
-        return (matrix @ flat).view(self.nodes, x.shape[0], x.shape[2]).transpose(0, 1)
-
-    def pull(self, x: Tensor) -> Handle:
-        """A x."""
-        return Later(lambda: self._mixed("pull", x))
-
-    def push(self, y: Tensor) -> Handle:
-        """B y."""
-        return Later(lambda: self._mixed("push", y))
-
-    def mean(self, x: Tensor) -> Handle:
-        """The average, for every node."""
-        return Later(lambda: x.mean(-2, keepdim=True).expand_as(x))
-
-    def uniform(self) -> Tensor:
-        """A number for every node of every trial."""
-        return self._participation.uniform(self.step).to(self._dtype)
-
-    @cached_property
-    def unit(self) -> Tensor:
-        """The identity."""
-        return torch.eye(self.nodes, dtype=self._dtype, device=self._device)
-
-    @cached_property
-    def push_share(self) -> Tensor:
-        """n pi_B."""
-        share = self.nodes * Network(self.mixing).push_perron
-        return torch.as_tensor(share, dtype=self._dtype, device=self._device)[:, None]
-
-    def self_weight(self, side: Side) -> Tensor:
-        """The diagonal."""
-        matrix = self.mixing.pull_at(self.step) if side == "pull" else self.mixing.push_at(self.step)
-        return torch.as_tensor(matrix.diagonal().copy(), dtype=self._dtype, device=self._device)[:, None]
-
-    def lose(self, side: Side, x: Tensor, probability: float) -> Tensor:
-        """The product with a matrix that has lost entries: each off the diagonal, with the given probability."""
-        matrix = self._matrices[side][self.step % len(self._matrices[side])].to_dense()
-        self.lost += 1
-        kept = matrix * (self._losses.uniform(self.lost, self.nodes) >= probability)
-        kept.diagonal(dim1=-2, dim2=-1).copy_(matrix.diagonal())
-        if side == "pull":  # the listener makes up for what it missed
-            kept.diagonal(dim1=-2, dim2=-1).add_(1 - kept.sum(-1))
-        return kept @ x
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -151,7 +44,7 @@ class Simulation:
         start: where the nodes start, ``(n, d)`` or ``(trials, n, d)``; the problem's own starting point if None.
         dtype: the precision; the problem's own if None.
         device: where tensors live, as torch names it.
-        loss: probability with which a link loses a message.
+        loss, delay, repeats: of links that are not reliable; see `perron.links.Links`.
         wire: ``"bf16"`` or ``"int8"`` for messages in few bits.
     """
 
@@ -165,6 +58,8 @@ class Simulation:
     dtype: torch.dtype | None = None
     device: str = "cpu"
     loss: float = 0.0
+    delay: int = 0
+    repeats: float = 0.0
     wire: Literal["bf16", "int8"] | None = None
 
     def __post_init__(self) -> None:
@@ -182,9 +77,9 @@ class Simulation:
                 f"There is no device {self.device!r} here ({told}); choose another, as device='cpu'."
             ) from None
         self.algorithm.check(self.network)
-        if self.loss:
+        if self.links and not self.algorithm.about.robust:
             warnings.warn(
-                f"Links lose {self.loss:.0%} of their messages: {self.algorithm.about.title} keeps no guarantee.",
+                f"Links {self.links}: {self.algorithm.about.title} keeps no guarantee. RobustPushPull does.",
                 stacklevel=3,
             )
 
@@ -192,6 +87,11 @@ class Simulation:
     def network(self) -> Network:
         """The network's facts."""
         return Network(self.mixing)
+
+    @cached_property
+    def links(self) -> Links:
+        """How reliable links are."""
+        return Links(loss=self.loss, delay=self.delay, repeats=self.repeats)
 
     @cached_property
     def numbers(self) -> list[int]:
@@ -250,7 +150,7 @@ class Running:
         self.grads: list[Tensor] = []
         first = one.first()
         # Losses and rounding look at whole vectors, and so may the algorithm.
-        whole = bool(one.loss or one.wire) or not one.algorithm.coordinatewise
+        whole = bool(one.links or one.wire) or not one.algorithm.coordinatewise
         parts = stripes(first, first.shape[-1] if whole else None)
         wire = {"bf16": 2, "int8": 1, None: None}[one.wire]
         self.node = Counting(self._wrapped(self.inner), wire=wire, stands_for=(parts[0].stop, first.shape[-1]))
@@ -260,8 +160,8 @@ class Running:
         self.state = self.stripes.state if self.stripes else one.algorithm.init(first, self.node)
 
     def _wrapped(self, inner: Node) -> Node:
-        if self.simulation.loss:
-            inner = Lossy(inner, self.simulation.loss)
+        self.links = Unreliable(inner, self.simulation.links) if self.simulation.links else None
+        inner = self.links or inner
         return Quantized(inner, self.simulation.wire) if self.simulation.wire else inner
 
     def advance(self) -> None:
@@ -293,12 +193,13 @@ class Running:
         """All that is needed to go on, as tensors and as numbers. Random numbers come by seed and draw: they have no state."""
         tensors = {f"state.{name}": value for name, value in self.state._asdict().items()}
         tensors |= {f"memory.{name}": value for name, value in self.problem.memory.items()}
+        tensors |= {f"links.{name}": value for name, value in (self.links.saved() if self.links else {}).items()}
         counts = {"messages": self.node.messages, "bytes": self.node.bytes}
-        return tensors, {"step": self.step, "draws": self.draws, "lost": self.inner.lost, "counts": counts}
+        return tensors, {"step": self.step, "draws": self.draws, "counts": counts}
 
     def restore(self, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
         """Go on from what was saved."""
-        self.step, self.draws, self.inner.lost = facts["step"], facts["draws"], facts["lost"]
+        self.step, self.draws = facts["step"], facts["draws"]
         self.node.messages, self.node.bytes = facts["counts"]["messages"], facts["counts"]["bytes"]
         if self.stripes is None:
             self.state = type(self.state)(
@@ -307,7 +208,13 @@ class Running:
         else:  # in place, so that there is no second state
             for name, value in self.state._asdict().items():
                 value.copy_(tensors[f"state.{name}"])
-        self.problem.recall({n.removeprefix("memory."): t for n, t in tensors.items() if n.startswith("memory.")})
+        self.problem.recall(_part(tensors, "memory."))
+        if self.links is not None:
+            self.links.restore(_part(tensors, "links."))
+
+
+def _part(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    return {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}
 
 
 def simulate(
@@ -330,7 +237,7 @@ def simulate(
 
     Args:
         problem, algorithm, mixing, lr: as in `Simulation`, which also takes the further options (trials, seed, start, dtype,
-            device, loss, wire).
+            device, loss, delay, repeats, wire).
         steps: how many.
         every: measure after every so many steps, or at steps spaced evenly on a logarithmic scale; by default about 200 times.
             The start and the end are always measured.
@@ -406,7 +313,7 @@ class Keeper:
         facts = {
             "algorithm": described(simulation.algorithm), "network": fingerprint(simulation.mixing), "lr": rates,
             "problem": simulation.problem.fingerprint(), "trials": simulation.numbers, "seed": simulation.seed,
-            "start": saved.digest([simulation.first()]), "precision": str(simulation.precision), "loss": simulation.loss,
+            "start": saved.digest([simulation.first()]), "precision": str(simulation.precision), "links": str(simulation.links),
             "wire": simulation.wire, "metrics": metrics,
         }  # fmt: skip
         self.facts = json.loads(json.dumps(facts))

@@ -76,8 +76,8 @@ class Stripes:
         return type(self.state)(*(self._of(value, part) for value in self.state))
 
     def _is_wide(self, value: Tensor) -> bool:
-        """Whether it is of the models' shape; weights that sum to one, counters and the like are not."""
-        return value.shape == self.shape
+        """Whether it has the models' coordinates, for nodes or for links; weights, counters and the like do not."""
+        return value.shape[-1] == self.shape[-1]
 
     def _of(self, value: Tensor, part: slice) -> Tensor:
         return value[..., part] if self._is_wide(value) else value

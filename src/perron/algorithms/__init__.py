@@ -6,6 +6,7 @@ from perron.algorithms.federated import FOCUS
 from perron.algorithms.pull_only import DDNGT, FROST, FROZEN, GradientPull, PullDiag, RowExtra
 from perron.algorithms.push_only import ADDOPT, DEXTRA, SGP, PushDIGing, PushSum, SubgradientPush
 from perron.algorithms.push_pull import AcceleratedPushPull, ConstrainedPushPull, PushPull
+from perron.algorithms.robust import RobustPushPull
 from perron.algorithms.trees import TreePushPull
 from perron.algorithms.undirected import DSGD, EXTRA, NIDS, ExactDiffusion, GradientTracking
 
@@ -18,6 +19,7 @@ ALGORITHMS: dict[str, Algorithm] = {
     "abn": AcceleratedPushPull(heavy=0.0, nesterov=0.3),
     "app": AcceleratedPushPull(),
     "constrained_push_pull": ConstrainedPushPull(),
+    "robust_push_pull": RobustPushPull(),
     "push_sum": PushSum(),
     "subgradient_push": SubgradientPush(),
     "sgp": SGP(),
@@ -71,6 +73,7 @@ __all__ = [
     "PushDIGing",
     "PushPull",
     "PushSum",
+    "RobustPushPull",
     "RowExtra",
     "SubgradientPush",
     "TreePushPull",

@@ -107,9 +107,30 @@ class MatrixNode(Node):
         matrices = self.pulls if side == "pull" else self.pushes
         return matrices[self.step % len(matrices)].diagonal()[:, None]
 
-    def lose(self, side: Side, x: Tensor, probability: float) -> Tensor:  # noqa: ARG002
+    def _links(self, side: Side) -> tuple[Tensor, Tensor, Tensor]:
+        """Listeners, senders and weights of all links."""
+        matrices = self.pulls if side == "pull" else self.pushes
+        matrix = matrices[self.step % len(matrices)]
+        targets, sources = torch.nonzero(matrix - torch.diag(matrix.diagonal()), as_tuple=True)
+        return targets, sources, matrix[targets, sources]
+
+    def hear(self, side: Side, x: Tensor) -> Handle:
+        """The sender's value on each link."""
+        return Ready(x[..., self._links(side)[1], :])
+
+    def inward(self, side: Side, x: Tensor) -> Tensor:
+        """The listener's value on each link."""
+        return x[..., self._links(side)[0], :]
+
+    def weigh(self, side: Side, heard: Tensor) -> Tensor:
+        """A sum over each node's links."""
+        targets, _, weights = self._links(side)
+        total = heard.new_zeros((*heard.shape[:-2], self.nodes, heard.shape[-1]))
+        return total.index_add(-2, targets, weights[:, None] * heard)
+
+    def chances(self, side: Side, size: int) -> Tensor:  # noqa: ARG002
         """Not here: losses make the recursion random."""
-        raise PerronError("theory knows reliable links only; measure lossy ones with `simulate`.")
+        raise PerronError("theory knows reliable links only; measure others with `simulate`.")
 
 
 def matrix_node(network: Network) -> MatrixNode:
@@ -198,7 +219,7 @@ def recursion(algorithm: Algorithm, network: Network | Mixing, lr: float = 1.0) 
         >>> found.fields, tuple(found.stages[0].P.shape)
         (('x', 'y', 'grad'), (12, 12))
     """
-    network = as_network(network)
+    network, algorithm = as_network(network), algorithm.reliable
     mixing, n = network.mixing, network.nodes
     if not (isfinite(lr) and lr > 0):
         raise PerronError(f"lr must be a positive number; got {lr}.")
