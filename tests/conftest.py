@@ -11,6 +11,6 @@ torch.set_num_threads(1)  # the tensors of the tests are small, and tests run si
 
 # Scripts for processes, what runs the blocks of pages, and what looks at the built documentation: not tests of their own.
 collect_ignore = [
-    "blocks.py", "built_site.py", "checkpointing.py", "dying.py", "parity.py", "same_curve.py", "surviving.py", "training.py",
-    "two_levels.py",
+    "blocks.py", "built_site.py", "checkpointing.py", "dying.py", "pacing.py", "parity.py", "same_curve.py", "surviving.py",
+    "training.py", "two_levels.py",
 ]  # fmt: skip

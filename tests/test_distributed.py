@@ -1,5 +1,6 @@
 """Processes: the same numbers as in the simulator, and faults that are named."""
 
+import json
 import subprocess
 import sys
 from contextlib import nullcontext
@@ -10,8 +11,10 @@ import pytest
 import torch
 from torch import nn
 
+import pacing
 import parity
-from perron import PerronError, Problem, Simulation, distributed
+from perron import PerronError, Problem, PushPull, RobustPushPull, Simulation, asynchronous, distributed
+from perron.algorithms.robust import under_way
 from perron.keyed import Keyed
 from perron.optim import Decentralized
 from perron.problems import Logistic, Quadratic
@@ -111,3 +114,31 @@ def test_a_problem_says_what_belongs_to_a_node():
         for number in range(3):
             mine = problem.of_node(number).grad(x[:, :1], 5, Keyed(1, trials=1, nodes=[number]))
             torch.testing.assert_close(mine[:, 0], problem.grad(x, 5, random)[:, number])
+
+
+def test_asynchronous_nodes_do_not_wait_and_reach_the_optimum(tmp_path):
+    """One node is twenty times slower than the others: these make many more steps, and all agree on the optimum of all."""
+    n, found = 4, {}
+    for kind in ("asynchronous", "waiting"):
+        (tmp_path / kind).mkdir()
+        for _, error, code in launched("pacing.py", n, tmp_path / kind, kind):
+            assert code == 0, error
+        found[kind] = [json.loads((tmp_path / kind / f"{rank}.json").read_text()) for rank in range(n)]
+    problem, mixing = pacing.problem_and_network(n)
+    free, bound = found["asynchronous"], found["waiting"]
+    assert (
+        max(float((torch.tensor(one["x"], dtype=torch.float64) - problem.optimum).abs().max()) for one in free) < 1e-6
+    )
+    assert free[0]["steps"] > 3 * free[3]["steps"]
+    assert len({one["steps"] for one in bound}) == 1  # who waits is as slow as the slowest
+    # Mass and what is under way make up the gradients, whenever each of them stopped.
+    y, grad, total = (torch.tensor([one[name] for one in free], dtype=torch.float64) for name in ("y", "grad", "total"))
+    used = torch.cat([torch.tensor(one["totals"], dtype=torch.float64) for one in free])
+    left = (y - grad).sum(0) + under_way(torch.tensor(mixing.push), total - y, used)
+    assert left.abs().max() < 1e-10
+
+
+def test_asynchronous_nodes_take_robust_algorithms_only():
+    with pytest.raises(PerronError, match=r"Push-Pull \(AB, SAB\) needs every message.*RobustPushPull"):
+        asynchronous.check(PushPull())
+    asynchronous.check(RobustPushPull())

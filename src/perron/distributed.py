@@ -304,8 +304,8 @@ class DistributedNode(Node):
         """Ask for B y; posted at the next flush or wait."""
         return self._ask("push", y)
 
-    def _ask(self, side: Side, x: Tensor) -> Exchange:
-        self._waiting.append(Exchange(self, side, x.detach()))
+    def _ask(self, side: Side, x: Tensor, *, apart: bool = False) -> Exchange:
+        self._waiting.append((Apart if apart else Exchange)(self, side, x.detach()))
         return self._waiting[-1]
 
     def mean(self, x: Tensor) -> Handle:
@@ -339,6 +339,10 @@ class DistributedNode(Node):
         self.flush()
         for batch in list(self._posted):
             batch.finish()
+
+    def close(self) -> None:
+        """At the end, on every node."""
+        self.drain()
 
     def finished(self, batch: _Batch) -> None:
         """A batch has all its messages."""
@@ -377,8 +381,7 @@ class DistributedNode(Node):
         """Ask for what each neighbour sends; posted at the next flush or wait."""
         if self.wire is not None:
             raise PerronError("Algorithms for unreliable links send running sums, in full precision; pass wire=None.")
-        self._waiting.append(Apart(self, side, x.detach()))
-        return self._waiting[-1]
+        return self._ask(side, x, apart=True)
 
     def inward(self, side: Side, x: Tensor) -> Tensor:
         """One's own value for each neighbour that one hears."""

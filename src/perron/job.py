@@ -247,6 +247,7 @@ def do(
             seed=run.seed,
             dtype=getattr(torch, run.precision) if run.precision else None,
             device=run.device,
+            **run.links,
             progress=(lambda step, values: tell(step, steps, values)) if tell else False,
             log=log,
             checkpoint=kept,

@@ -17,6 +17,7 @@ from perron.algorithm import Algorithm
 from perron.algorithms import ALGORITHMS
 from perron.errors import PerronError
 from perron.graph import Graph
+from perron.links import Links
 from perron.mixing import RULES, Mixing
 from perron.network import Network
 from perron.options import checked, named, options_of
@@ -65,6 +66,7 @@ class Run(BaseModel):
     steps: int
     horizon: float | None
     every: int | Literal["log"] | None
+    links: dict[str, Any]
     trials: int
     seed: int
     metrics: list[str]
@@ -80,7 +82,8 @@ class Run(BaseModel):
 
     def __str__(self) -> str:
         step = f"lr {self.lr:g}" if isinstance(self.lr, float) else "default lr"
-        return f"{self.algorithm} on {self.topology}({self.nodes}), {self.weights}, {step}, seed {self.seed}"
+        links = f", links {told}" if (told := Links(**self.links)) else ""
+        return f"{self.algorithm} on {self.topology}({self.nodes}), {self.weights}, {step}, seed {self.seed}{links}"
 
     @cached_property
     def columns(self) -> dict[str, Any]:
@@ -95,7 +98,9 @@ class Run(BaseModel):
             "algorithm": Choice(name=self.algorithm, **self.algorithm_options).label,
             "trials": self.trials,
             "seed": self.seed,
-        } | {f"problem_{name}": value for name, value in self.problem.items()}
+            **{f"link_{name}": value for name, value in self.links.items()},
+            **{f"problem_{name}": value for name, value in self.problem.items()},
+        }
 
     def build(self) -> tuple[Problem, Algorithm, Mixing]:
         """The objects it names."""

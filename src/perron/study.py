@@ -40,6 +40,7 @@ from perron.augment import PRESETS
 from perron.data import TITLES
 from perron.errors import PerronError
 from perron.history import recorded
+from perron.links import Links
 from perron.metrics import BLOCKS, chosen
 from perron.mixing import RULES
 from perron.models import MODELS
@@ -92,6 +93,7 @@ class Study(BaseModel):
         steps: how many; with ``horizon``, at most so many.
         horizon: run for horizon / (effective step) steps: small steps get more time.
         every: measure after every so many steps; ``"log"``; or by default about 200 times.
+        links: ``loss``, ``delay`` and ``repeats`` of links that are not reliable, see `perron.links.Links`.
         trials, seeds: independent runs side by side, for each seed.
         metrics: names, see `perron.metrics.METRICS`; ``residual_block_sq_20`` sums over blocks of 20 steps.
         final_metrics: those that are measured after the last step only.
@@ -119,6 +121,7 @@ class Study(BaseModel):
     steps: Annotated[int, Field(ge=0)] = 1000
     horizon: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
     every: Annotated[int, Field(ge=1)] | Literal["log"] | None = None
+    links: dict[str, Many[int | float]] = Field(default_factory=dict, validate_default=True)
     trials: Annotated[int, Field(ge=1)] = 10
     seeds: Many[int] = Field(default_factory=lambda: [0])
     metrics: Many[str] = Field(default_factory=lambda: ["grad_norm_sq"])
@@ -194,6 +197,18 @@ class Study(BaseModel):
             named(name, {**RULES, "authors": None}, "weight rule")
         return value
 
+    @field_validator("links")
+    @classmethod
+    def _known_links(cls, value: dict[str, list[int | float]]) -> dict[str, list[int | float]]:
+        for name, values in value.items():
+            named(name, vars(Links()), "option of links")
+            for one in values:
+                try:
+                    Links(**{name: one})  # type: ignore[arg-type]
+                except PerronError as error:
+                    raise ValueError(str(error)) from None
+        return {name: [default] for name, default in vars(Links()).items()} | value
+
     @field_validator("metrics", "final_metrics")
     @classmethod
     def _known_metrics(cls, value: list[str]) -> list[str]:
@@ -224,7 +239,10 @@ class Study(BaseModel):
         problems = [
             dict(zip(self.problem, values, strict=True)) for values in product(*map(_listed, self.problem.values()))
         ]
-        for problem, topology, seed, network_seed in product(problems, self.topologies, self.seeds, self.network_seed):
+        every_link = [dict(zip(self.links, values, strict=True)) for values in product(*self.links.values())]
+        for problem, topology, links, seed, network_seed in product(
+            problems, self.topologies, every_link, self.seeds, self.network_seed
+        ):
             for algorithm in self.algorithms:
                 options = algorithm.options
                 own = options.pop("weights", None)
@@ -245,6 +263,7 @@ class Study(BaseModel):
                                 steps=self.steps,
                                 horizon=self.horizon,
                                 every=self.every,
+                                links=links,
                                 trials=self.trials,
                                 seed=seed,
                                 metrics=self.metrics,

@@ -7,7 +7,17 @@ from typing import Any
 import numpy as np
 
 from perron import plots
-from perron.conclusions.conclusion import METRIC, Conclusion, Table, contenders, panel_title, spoken, strings, variants
+from perron.conclusions.conclusion import (
+    METRIC,
+    OPTIONS,
+    Conclusion,
+    Table,
+    contenders,
+    panel_title,
+    spoken,
+    strings,
+    variants,
+)
 from perron.experiment import Outcome
 from perron.plots import Line
 from perron.speedup import best_time, series
@@ -79,9 +89,7 @@ def _ratio(row: dict[str, Any], digits: str) -> str:
 def _own(row: dict[str, Any]) -> dict[str, str]:
     """What sets a row's variant apart, as cells."""
     return {
-        spoken(key): spoken(str(row[key]))
-        for key in row
-        if key in ("seed", "network_seed") or key.startswith("problem_")
+        spoken(key): spoken(str(row[key])) for key in row if key in ("seed", "network_seed") or key.startswith(OPTIONS)
     }
 
 

@@ -15,7 +15,8 @@ from perron.speedup import series
 Table = Any  # a pandas table; its own types are of no help to a reader
 METRIC = "grad_norm_sq"
 SQUARED_NORM = r"$\|\nabla f(\hat x)\|^2$"
-VARYING = ("weights", "algorithm", "lr_setting", "seed", "network_seed")  # besides the problem's own options
+VARYING = ("weights", "algorithm", "lr_setting", "seed", "network_seed")  # besides options of problem and links
+OPTIONS = ("link_", "problem_")
 
 
 @dataclass
@@ -37,7 +38,7 @@ class Conclusion:
 
 def variants(table: Table, *, but: Sequence[str] = ()) -> Iterator[tuple[dict[str, Any], Table]]:
     """The parts of a table that differ in something other than topology and nodes (and ``but``), with what they differ in."""
-    names = [*VARYING, *(name for name in table.columns if name.startswith("problem_"))]
+    names = [*VARYING, *(name for name in table.columns if name.startswith(OPTIONS))]
     differ = [name for name in names if name not in but and table[name].nunique(dropna=False) > 1]
     if not differ:
         yield {}, table
@@ -85,7 +86,7 @@ def with_error(value: float, error: float, digits: str = ".3e") -> str:
 
 def spoken(text: str) -> str:
     """A name as people write it."""
-    return text.replace("problem_", "").replace("lr_setting", "lr").replace("_", " ")
+    return text.replace("problem_", "").replace("link_", "link ").replace("lr_setting", "lr").replace("_", " ")
 
 
 def titled(algorithm: str) -> str:

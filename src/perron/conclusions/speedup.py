@@ -10,6 +10,7 @@ import numpy as np
 from perron import plots
 from perron.conclusions.conclusion import (
     METRIC,
+    OPTIONS,
     SQUARED_NORM,
     VARYING,
     Conclusion,
@@ -185,5 +186,5 @@ def _frame(rows: list[dict[str, Any]]) -> Table:
 
 
 def _in(row: dict[str, Any]) -> str:
-    own = {key: row[key] for key in row if key in VARYING or key.startswith("problem_")}
+    own = {key: row[key] for key in row if key in VARYING or key.startswith(OPTIONS)}
     return f" ({told(own)})" if own else ""

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from perron.conclusions.comparison import FAR
-from perron.conclusions.conclusion import VARYING, Conclusion, panel_title, spoken, told
+from perron.conclusions.conclusion import OPTIONS, VARYING, Conclusion, panel_title, spoken, told
 from perron.experiment import Outcome
 
 Rows = list[dict[str, Any]]
@@ -205,7 +205,7 @@ def _ends(summary: dict[str, Any]) -> Iterable[dict[str, Any]]:
 
 def _variant(row: dict[str, Any], but: str = "") -> dict[str, Any]:
     """What sets a row's variant apart."""
-    return {key: row[key] for key in row if key != but and (key in VARYING or key.startswith("problem_"))}
+    return {key: row[key] for key in row if key != but and (key in VARYING or key.startswith(OPTIONS))}
 
 
 def _grouped(rows: Rows, key: Any) -> dict[str, Rows]:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from perron.advise.adviser import bytes_per_step
-from perron.conclusions.conclusion import VARYING, Table, spoken, titled
+from perron.conclusions.conclusion import OPTIONS, VARYING, Table, spoken, titled
 from perron.errors import PerronError
 from perron.experiment import Outcome
 from perron.graph import FloatArray, IntArray
@@ -158,7 +158,7 @@ def _dimensions(outcome: Outcome, first: Table) -> list[dict[str, Any]]:
     """What the runs differ in: title, labels, and how to find a run's place."""
     rate = "effective step" if outcome.study.equal_effective_step else "learning rate"
     titles = {"lr_setting": rate, "nodes": "nodes", "seed": "seed", "network_seed": "seed of the network"}
-    options = [name for name in first.columns if name.startswith("problem_")]
+    options = [name for name in first.columns if name.startswith(OPTIONS)]
     found: list[dict[str, Any]] = []
     for name in ["algorithm", "nodes", "topology", *VARYING, *options]:
         kept = [each["name"] for each in found]

@@ -7,7 +7,7 @@ import re
 from datetime import datetime
 from typing import Any
 
-from perron.conclusions.conclusion import VARYING
+from perron.conclusions.conclusion import OPTIONS, VARYING
 from perron.errors import PerronError
 from perron.experiment import Outcome
 from perron.run import Run
@@ -57,7 +57,7 @@ def finished(outcome: Outcome) -> dict[str, Run]:
     if outcome.table.empty:
         return {}
     first = outcome.table.drop_duplicates("run")
-    options = [name for name in first.columns if name.startswith("problem_") and first[name].nunique(dropna=False) > 1]
+    options = [name for name in first.columns if name.startswith(OPTIONS) and first[name].nunique(dropna=False) > 1]
     names = ["topology", "nodes", *VARYING, *options]
     by_key = {run.key: run for run in outcome.study.runs}
     alike = {tuple(str(run.columns.get(name)) for name in names): run for run in outcome.study.runs}

@@ -1,0 +1,51 @@
+"""One process of the test of asynchronous nodes, of which the last is slow. Started by test_distributed.py."""
+
+import json
+import sys
+import time
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from perron import Mixing, RobustPushPull, distributed, topologies
+from perron.algorithm import advance
+from perron.asynchronous import AsynchronousNode
+from perron.distributed import DistributedNode
+from perron.keyed import NOISE, Keyed
+from perron.problems import Quadratic
+
+LR, STEPS = 0.1, 400
+
+
+def problem_and_network(n):
+    return Quadratic.random(n, 3, seed=2), Mixing.random_integer(topologies.random_digraph(n, seed=1), seed=1)
+
+
+if __name__ == "__main__":
+    rank, size, folder = int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3])
+    kind = {"asynchronous": AsynchronousNode, "waiting": DistributedNode}[sys.argv[4]]
+    slow, done = rank == size - 1, folder / "done"
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=size)
+    problem, mixing = problem_and_network(size)
+    node, algorithm = kind(mixing), RobustPushPull()
+    mine, noise = problem.of_node(rank), Keyed(0, trials=[0], nodes=[rank], stream=NOISE)
+    state = algorithm.init(problem.start()[rank].double(), node)
+    dist.barrier()
+
+    def gradient(point):
+        time.sleep(0.01 if slow else 0.0005)
+        return mine.grad(point.view(1, 1, -1), node.step, noise).view(-1)
+
+    start = time.monotonic()
+    # Those who wait for each other have to agree on a number of steps; those who do not go on until the slowest has made its own.
+    while node.step < STEPS if slow or kind is DistributedNode else not done.exists():
+        state = advance(algorithm, state, node, LR, gradient)
+        node.step += 1
+    done.touch()
+    took = time.monotonic() - start
+    node.close()
+    found = {name: value.tolist() for name, value in state._asdict().items()}
+    (folder / f"{rank}.json").write_text(json.dumps({"steps": node.step, "seconds": took} | found))
+    distributed.close()
