@@ -50,6 +50,15 @@ FOCUS = r"""
 &\text{the server:} && y \mathrel{+}= \sum s \text{ over those that took part},\quad x^{+} = x - \eta y
 \end{aligned}
 """  # a procedure rather than equations
+ROBUST = r"""
+\begin{aligned}
+s_j &= y_j^{0} + \dots + y_j^{k} && \text{is sent, with } x_j;\ s_{ij} \text{ and } x_{ij} \text{ are the newest that } i
+\text{ has heard from } j \\
+y_i^{+} &= B_{ii}\,y_i + \textstyle\sum_j B_{ij}\,(s_{ij} - r_{ij}) + \nabla f_i(x_i^{+}) - \nabla f_i(x_i),
+&& r_{ij}^{+} = s_{ij} \\
+x_i^{+} &= A_{ii}\,x_i + \textstyle\sum_j A_{ij}\,x_{ij} - \eta\,y_i^{+}
+\end{aligned}
+"""  # about single links rather than matrices
 WORDS = {
     "lr": r"\eta", "theta": r"\theta", "phi": r"\phi", "psi": r"\psi", "nesterov": r"\mathrm{nesterov}",
     "heavy": r"\mathrm{heavy}", "momentum": r"\mathrm{momentum}", "mean": r"\operatorname{mean}", "max": r"\max",
@@ -97,8 +106,8 @@ def tex(formula: str) -> str:
 def recursion(name: str) -> tuple[str, list[str]]:
     """The recursion of an algorithm in its own order of operations, typeset, and the notes beside it."""
     algorithm = ALGORITHMS[name]
-    if algorithm.about.family == "federated":
-        return FOCUS.strip(), []
+    if algorithm.about.family == "federated" or algorithm.about.robust:
+        return (ROBUST if algorithm.about.robust else FOCUS).strip(), []
     _, lines, _, _ = parts(algorithm)
     order = f"{getattr(algorithm, 'order', '')}:"
     chosen = [line.removeprefix(order).strip() for line in lines if line.startswith(order)] or [lines[0]]

@@ -1,6 +1,6 @@
 """Measures every algorithm and writes docs/algorithms: a table, and a page with a curve for each.
 
-    .venv/bin/python benchmarks/algorithms.py [--quick]
+    .venv/bin/python benchmarks/algorithms.py [--quick] [NAME ...]          # of some algorithms only: the others stay
     .venv/bin/python benchmarks/algorithm_pages.py          # only write the pages again, from what was measured
 
 Iterations until max_i |x_i - x*| <= 1e-10 at the best step of a grid, on two networks whose metrics are close to those behind
@@ -136,15 +136,18 @@ def measure(name: str, quick: bool) -> dict[str, list[str]]:
     return {"cells": cells, "facts": facts}
 
 
-def main(quick: bool) -> None:
+def main(names: list[str], *, quick: bool) -> None:
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")  # EXTRA-Push warns of small steps, which this grid contains on purpose
     DOCS.mkdir(parents=True, exist_ok=True)
     start = time.time()
-    measured = {name: measure(name, quick) for name in track(ALGORITHMS, console=Console(stderr=True))}
-    write_bytes(DOCS / "measured.json", (json.dumps(measured, indent=1) + "\n").encode())
+    path = DOCS / "measured.json"
+    before = json.loads(path.read_text()) if names else {}
+    new = {name: measure(name, quick) for name in track(names or list(ALGORITHMS), console=Console(stderr=True))}
+    measured = {name: new.get(name) or before[name] for name in ALGORITHMS}
+    write_bytes(path, (json.dumps(measured, indent=1) + "\n").encode())
     Console().print(f"{write()} pages in {DOCS}, {time.time() - start:.0f} s", soft_wrap=True)
 
 
 if __name__ == "__main__":
-    main("--quick" in sys.argv)
+    main([name for name in sys.argv[1:] if name != "--quick"], quick="--quick" in sys.argv)

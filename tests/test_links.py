@@ -20,6 +20,7 @@ from perron.keyed import LOSSES, NOISE, Keyed
 from perron.links import Links, Unreliable
 from perron.problems import Quadratic
 from perron.simulated import SimulatedNode
+from perron.simulation import Running
 from twins import robust_push_pull
 
 MIXING = Mixing.random_integer(topologies.random_digraph(8, probability=0.3, seed=3), seed=0)
@@ -87,6 +88,27 @@ def test_mass_and_what_is_under_way_make_up_the_gradients_at_every_step(mixing):
         assert value.abs().max() <= 1e-11
         away = max(away, float((now.state.y - now.state.grad).sum(-2).abs().max()))
     assert away > 1  # much of it is under way at times
+
+
+def test_a_node_that_falls_back_to_an_old_state_harms_nothing():
+    """Its part of the invariant holds by itself, so the whole does: others have used sums that it has yet to reach again."""
+    problem, algorithm = Quadratic.random(8, 3, seed=1), RobustPushPull()
+    simulation = Simulation(problem=problem, algorithm=algorithm, mixing=MIXING, lr=0.1, **BAD)
+    running, old = Running(simulation), None
+    targets = torch.nonzero(torch.tensor(MIXING.push).fill_diagonal_(0))[:, 0]
+    listens = torch.nonzero(torch.tensor(MIXING.pull).fill_diagonal_(0))[:, 0]
+    for step in range(6000):
+        running.advance()
+        if step == 60:
+            old = running.state
+        if step == 100:
+            rows = {"models": listens == 3, "totals": targets == 3}
+            for name, value in running.state._asdict().items():
+                which = rows.get(name, torch.arange(8) == 3)
+                value[:, which] = getattr(old, name)[:, which]
+        (value,) = algorithm.conserved(running.state, simulation.network).values()
+        assert value.abs().max() <= 1e-11
+    assert (running.state.x - problem.optimum).abs().max() <= 1e-10
 
 
 def test_robust_push_pull_refuses_what_it_cannot_do():

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from perron import (
         advise,
         algorithms,
+        asynchronous,
         augment,
         authors,
         checkpoint,
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
         errors,
         estimate,
         files,
+        links,
         metrics,
         models,
         optim,
@@ -105,8 +107,8 @@ _HOME = {
     "conclusions": ["conclude"],
 }  # fmt: skip
 _MODULES = [
-    "advise", "algorithms", "augment", "authors", "checkpoint", "data", "design", "distributed", "errors", "estimate", "files",
-    "metrics", "models", "optim", "partition", "plots", "pools", "problems", "schedule", "spectral", "speedup", "study",
+    "advise", "algorithms", "asynchronous", "augment", "authors", "checkpoint", "data", "design", "distributed", "errors", "estimate", "files",
+    "links", "metrics", "models", "optim", "partition", "plots", "pools", "problems", "schedule", "spectral", "speedup", "study",
     "theory", "topologies", "wiring",
 ]  # fmt: skip
 _MODULE_OF = {name: module for module, names in _HOME.items() for name in names}

@@ -8,15 +8,16 @@ of its own. The listener draws, by key, so that the same messages are lost in th
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from perron.errors import PerronError
 from perron.node import Handle, Later, Node, Side, Wrapper
+
+NEVER = 2**62  # the step at which a lost message arrives
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,12 +55,32 @@ class Links:
         return " and ".join(told) or "are reliable"
 
 
-class Message(NamedTuple):
-    """What was sent along all edges in a step, ``(..., edges, d)``, and how long its two copies take, ``(..., edges, 2)``."""
+class UnderWay:
+    """What was sent in the last steps in one exchange, and when it arrives: a ring of ``delay + 1`` places, by step."""
 
-    step: int
-    values: Tensor
-    lags: Tensor
+    def __init__(self, sent: Tensor, values: Tensor, arrivals: Tensor) -> None:
+        self.sent = sent  # (places,): the step; -1 where nothing was sent yet
+        self.values = values  # (places, ..., links, d)
+        self.arrivals = arrivals  # (places, ..., links, 2): the step at which each of two copies arrives, or NEVER
+
+    @classmethod
+    def empty(cls, places: int, values: Tensor) -> UnderWay:
+        """For messages like these."""
+        arrivals = torch.full((places, *values.shape[:-1], 2), NEVER, device=values.device)
+        sent = torch.full((places,), -1, device=values.device)
+        return cls(sent, values.new_zeros((places, *values.shape)), arrivals)
+
+    def put(self, step: int, values: Tensor, lags: Tensor) -> None:
+        """Send, in the place of what was sent so long ago that it has arrived or never will."""
+        place = step % len(self.sent)
+        self.sent[place], self.values[place], self.arrivals[place] = step, values, lags + step
+
+    def newest(self, here: Tensor, otherwise: Tensor) -> Tensor:
+        """The last sent among those that are ``here`` (places, ..., links), by link; something else where none is."""
+        steps = torch.where(here, self.sent.view(-1, *[1] * (here.ndim - 1)), -1)
+        last, place = steps.max(0)
+        index = place[None, ..., None].expand(1, *self.values.shape[1:])
+        return torch.where(last[..., None] >= 0, self.values.gather(0, index)[0], otherwise)
 
 
 class Unreliable(Wrapper):
@@ -74,91 +95,73 @@ class Unreliable(Wrapper):
     def __init__(self, node: Node, links: Links) -> None:
         super().__init__(node)
         self.links = links
-        self._under_way: dict[str, list[Message]] = {}
+        self._under_way: dict[str, UnderWay] = {}
         self._asked: Counter[Side] = Counter()  # exchanges of this step
-        self._drawn: dict[Side, Tensor] = {}  # fates of this step
+        self._drawn: dict[
+            Side, Tensor
+        ] = {}  # fates of this step: all that is sent on a link in one exchange goes together
         self._now = -1
 
     def pull(self, x: Tensor) -> Handle:
         """What comes in this step, and one's own value where nothing does."""
-        now, key, heard = self._sent("pull", x)
 
-        def arrived() -> Tensor:
-            values = self.node.inward("pull", x)
-            for message in self._all(key, now, heard):  # the newest last
-                values = torch.where((message.lags == now - message.step).any(-1, keepdim=True), message.values, values)
+        def arrived(found: UnderWay, now: int) -> Tensor:
+            values = found.newest((found.arrivals == now).any(-1), self.node.inward("pull", x))
             return self.node.weigh("pull", values).add_(self.node.self_weight("pull") * x)
 
-        return Later(arrived)
+        return self._sent("pull", x, arrived)
 
     def push(self, y: Tensor) -> Handle:
         """The sum of what comes in this step."""
-        now, key, heard = self._sent("push", y)
 
-        def arrived() -> Tensor:
-            values = torch.zeros_like(self.node.inward("push", y))
-            for message in self._all(key, now, heard):
-                values.add_(message.values * (message.lags == now - message.step).sum(-1, keepdim=True))
+        def arrived(found: UnderWay, now: int) -> Tensor:
+            copies = (found.arrivals == now).sum(-1, keepdim=True)
+            values = (copies * found.values).sum(0)
             return self.node.weigh("push", values).add_(self.node.self_weight("push") * y)
 
-        return Later(arrived)
+        return self._sent("push", y, arrived)
 
     def latest(self, side: Side, x: Tensor, before: Tensor) -> Handle:
         """The newest that has arrived on each link."""
-        now, key, heard = self._sent(side, x)
+        return self._sent(side, x, lambda found, now: found.newest(found.arrivals.amin(-1) <= now, before))
 
-        def arrived() -> Tensor:
-            values = before
-            for message in self._all(key, now, heard):
-                there = message.lags.amin(-1, keepdim=True) <= now - message.step
-                values = torch.where(there, message.values, values)
-            return values
-
-        return Later(arrived)
-
-    def _sent(self, side: Side, x: Tensor) -> tuple[int, str, Handle]:
-        """The step, a name for the exchange that is the same in every step, and what the neighbours send."""
-        if self.node.step != self._now:
-            self._now = self.node.step
+    def _sent(self, side: Side, x: Tensor, arrived: Callable[[UnderWay, int], Tensor]) -> Handle:
+        """Send, and tell what has arrived of all that is under way when it is waited for."""
+        now = self.node.step
+        if now != self._now:
+            self._now = now
             self._asked.clear()
             self._drawn.clear()
-        key = f"{side} {self._asked[side]}"
+        key = f"{side} {self._asked[side]}"  # the same in every step
         self._asked[side] += 1
-        return self._now, key, self.node.hear(side, x)
+        if side not in self._drawn:
+            self._drawn[side] = self._lags(side)
+        heard, lags = self.node.hear(side, x), self._drawn[side]
 
-    def _all(self, key: str, now: int, heard: Handle) -> list[Message]:
-        """All that may arrive now, oldest first; what can arrive later is kept."""
-        side: Side = "pull" if key.startswith("pull") else "push"
-        values = heard.wait()
-        messages = [*self._under_way.get(key, ()), Message(now, values, self._lags(side).to(values.device))]
-        self._under_way[key] = [one for one in messages if one.step + self.links.delay > now]
-        return messages
+        def found() -> Tensor:
+            values = heard.wait()
+            if key not in self._under_way:
+                self._under_way[key] = UnderWay.empty(self.links.delay + 1, values)
+            self._under_way[key].put(now, values, lags.to(values.device))
+            return arrived(self._under_way[key], now)
+
+        return Later(found)
 
     def _lags(self, side: Side) -> Tensor:
-        """How long the messages of this step take; more than ``delay`` if they never come."""
-        if side not in self._drawn:
-            chances, never = self.node.chances(side, 5), self.links.delay + 1
-            lags = (chances[..., [1, 4]] * never).long().clamp_(max=self.links.delay)
-            lost = chances[..., [0, 3]] < self.links.loss
-            lost[..., 1] |= chances[..., 2] >= self.links.repeats
-            self._drawn[side] = lags.masked_fill_(lost, never)
-        return self._drawn[side]
+        """How many steps the messages of this step take, twice; NEVER if they are lost, or not sent a second time."""
+        chances = self.node.chances(side, 5)
+        lags = (chances[..., [1, 4]] * (self.links.delay + 1)).long().clamp_(max=self.links.delay)
+        lost = chances[..., [0, 3]] < self.links.loss
+        lost[..., 1] |= chances[..., 2] >= self.links.repeats
+        return lags.masked_fill_(lost, NEVER)
 
     def saved(self) -> dict[str, Tensor]:
         """What is under way, to go on from."""
-        parts: dict[str, Tensor] = {}
-        for key, messages in self._under_way.items():
-            for one in messages:
-                parts |= {f"{key} {one.step} values": one.values, f"{key} {one.step} lags": one.lags}
-        return parts
+        parts = ("sent", "values", "arrivals")
+        return {f"{key} {part}": getattr(found, part) for key, found in self._under_way.items() for part in parts}
 
     def restore(self, tensors: Mapping[str, Tensor]) -> None:
         """Go on with what was under way."""
-        self._under_way = {}
-        for name in tensors:
-            side, place, step, part = name.split(" ")
-            if part == "values":
-                lags = tensors[f"{side} {place} {step} lags"]
-                self._under_way.setdefault(f"{side} {place}", []).append(Message(int(step), tensors[name], lags))
-        for messages in self._under_way.values():
-            messages.sort(key=lambda one: one.step)
+        keys = {name.rpartition(" ")[0] for name in tensors}
+        parts = ("sent", "values", "arrivals")
+        self._under_way = {key: UnderWay(*(tensors[f"{key} {part}"].clone() for part in parts)) for key in keys}
