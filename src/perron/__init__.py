@@ -107,9 +107,9 @@ _HOME = {
     "conclusions": ["conclude"],
 }  # fmt: skip
 _MODULES = [
-    "advise", "algorithms", "asynchronous", "augment", "authors", "checkpoint", "data", "design", "distributed", "errors", "estimate", "files",
-    "links", "metrics", "models", "optim", "partition", "plots", "pools", "problems", "schedule", "spectral", "speedup", "study",
-    "theory", "topologies", "wiring",
+    "advise", "algorithms", "asynchronous", "augment", "authors", "checkpoint", "data", "design", "distributed", "errors",
+    "estimate", "files", "links", "metrics", "models", "optim", "partition", "plots", "pools", "problems", "schedule", "spectral",
+    "speedup", "study", "theory", "topologies", "wiring",
 ]  # fmt: skip
 _MODULE_OF = {name: module for module, names in _HOME.items() for name in names}
 
