@@ -1,17 +1,20 @@
 """Checkpoints: each node saves its own state; loading verifies it, falls back to an older one, and agrees with the others.
 
     FOLDER/RUN/step-0000000120/node-3.safetensors   of node 3: the algorithm's state, the model's buffers, torch's random state
-    FOLDER/RUN/step-0000000120/node-3.json          step, network, parameter groups, your own notes; sha256 of both contents
+    FOLDER/RUN/step-0000000120/node-3.json          step, network, parameter groups, your own notes; size and sha256 of both files
 
 RUN is the name of a training (the time at which its optimizer was made), so that parts of different trainings never mix. The JSON
 file is written last and commits the other. Nothing is pickled. A file that was cut short or whose bits were flipped does not
-count as saved. Not saved: schedulers, GradScaler, random states other than torch's own on the CPU; put what you need
-into ``notes``.
+count as saved, and is named. FOLDER/node-3.lock is held by the process that is node 3, until it ends: another training in the
+same folder is refused. Not saved: schedulers, GradScaler, random states other than torch's own on the CPU; put what you
+need into ``notes``.
 """
 
 from __future__ import annotations
 
 import json
+import os
+import re
 import warnings
 from collections import defaultdict
 from contextlib import suppress
@@ -21,18 +24,25 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from safetensors.torch import load as tensors_from
 from safetensors.torch import save as bytes_of
 from torch import Tensor
 
+from perron import saved
 from perron.agreement import gathered
-from perron.atomic import write_bytes
+from perron.atomic import PART, make_directory, write_bytes
 from perron.elastic import START
-from perron.errors import FileError
+from perron.errors import FileError, listed
 from perron.flat import averaged
+from perron.locks import hold
 from perron.optim import Decentralized
 
-FORMAT = 1
+FORMAT = 2
+KINDS: dict[str, type] = {
+    "format": int, "algorithm": str, "network": str, "node": int, "nodes": int, "step": int, "size": int, "sha256": str,
+    "notes": dict, "param_groups": list,
+}  # fmt: skip
+LARGEST = 2**28  # bytes of a manifest
+_held: dict[tuple[int, Path], Any] = {}  # locks, by process and file; until the process ends
 
 
 @dataclass(frozen=True)
@@ -67,25 +77,28 @@ def save(folder: str | Path, optimizer: Decentralized, *, notes: dict[str, Any] 
         raise FileError(f"keep must be 2 or more, since nodes do not save at the same moment; got {keep}.")
     folder, state = Path(folder), optimizer.state_dict()
     own = state["perron"]
+    make_directory(folder)
+    _hold(folder, optimizer)
     tensors = {f"state.{name}": value for name, value in own["state"].items()}
     tensors |= {"last": own["last"], "random": torch.get_rng_state()}
     if optimizer.model is not None:
         tensors |= {f"buffer.{name}": buffer for name, buffer in optimizer.model.named_buffers()}
     content = bytes_of({name: value.detach().cpu().contiguous().clone() for name, value in tensors.items()})
     facts = {name: own[name] for name in ("algorithm", "network", "node", "nodes", "step")}
-    facts |= {"format": FORMAT, "sha256": sha256(content).hexdigest(), "notes": notes or {}}
+    facts |= {"format": FORMAT, "size": len(content), "sha256": sha256(content).hexdigest(), "notes": notes or {}}
     try:
-        manifest = json.loads(json.dumps(facts | {"param_groups": state["param_groups"]}))
+        manifest = _sealed(json.dumps(facts | {"param_groups": state["param_groups"]}).encode()[1:])
     except (TypeError, ValueError) as error:
         raise FileError(f"A checkpoint's notes and parameter groups must be plain JSON values: {error}.") from None
     now = Moment(optimizer.born, own["step"])
     target = now.within(folder)
+    make_directory(target)
     try:
-        target.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise FileError(f"Cannot make the directory {target}: {error.strerror}.") from None
-    write_bytes(target / f"node-{own['node']}.safetensors", content)
-    write_bytes(target / f"node-{own['node']}.json", json.dumps(manifest | {"own_sha256": _digest(manifest)}).encode())
+        write_bytes(target / f"node-{own['node']}.safetensors", content)
+        write_bytes(target / f"node-{own['node']}.json", manifest)
+    except FileError:
+        _remove(target, own["node"])  # half of it is of no use, and takes space that is short
+        raise
     for old in sorted(set(_moments(folder, own["node"])) - {now}, reverse=True)[keep - 1 :]:
         _remove(old.within(folder), own["node"])
     return target
@@ -103,40 +116,57 @@ def load(folder: str | Path, optimizer: Decentralized) -> Checkpoint | None:
 
     def tell() -> None:
         number, nodes = optimizer.node.number, optimizer.node.nodes
-        whole = {moment: saved for moment in _moments(folder) if (saved := _saved_by(folder, moment))}
-        mine = [moment for moment, saved in whole.items() if saved == nodes and _read(folder, moment, number)]
-        foreign = [moment for moment, saved in whole.items() if saved != nodes]
-        told = json.dumps({"mine": mine, "foreign": foreign, "seen": _moments(folder, number)})
-        texts[:] = gathered(told, optimizer.node.peers, START)
+        found: dict[str, Any] = {"mine": [], "foreign": [], "seen": _moments(folder, number), "wrong": []}
+        for moment in _moments(folder):
+            by = _saved_by(folder, moment)
+            if by is not None and by != nodes:
+                found["foreign"].append(moment)
+            elif moment in found["seen"]:
+                try:
+                    _read(folder, moment, number)
+                    found["mine"].append(moment)
+                except FileError as error:
+                    found["wrong"].append([*moment, f"Node {number}: {error}"])
+        texts[:] = gathered(json.dumps(found), optimizer.node.peers, START)
 
-    if optimizer.joined or not optimizer.together("load", tell):
+    if optimizer.joined:
         return None
-    everybody = [{key: {Moment(*one) for one in value} for key, value in json.loads(text).items()} for text in texts]
-    same, other = (set.intersection(*(one[key] for one in everybody)) for key in ("mine", "foreign"))
+    with suppress(FileError):  # one may load from where one may not write
+        make_directory(folder)
+        _hold(folder, optimizer)
+    if not optimizer.together("load", tell):
+        return None
+    everybody = [json.loads(text) for text in texts]
+    told = [{key: {Moment(*one) for one in each[key]} for key in ("mine", "foreign", "seen")} for each in everybody]
+    same, other = (set.intersection(*(one[key] for one in told)) for key in ("mine", "foreign"))
     chosen = max(same | other, default=None)
-    newer = sorted(
-        moment for moment in set.union(*(one["seen"] for one in everybody)) if chosen is None or moment > chosen
-    )
+    newer = sorted(moment for moment in set.union(*(one["seen"] for one in told)) if chosen is None or moment > chosen)
+    wrong = [why for one in everybody for run, step, why in one["wrong"] if Moment(run, step) in newer]
+    wrong += [
+        f"Node {number} has none of {one.step}."
+        for one in newer
+        for number, each in enumerate(told)
+        if one not in each["seen"]
+    ]
+    steps = ", ".join(str(one.step) for one in newer)
     remark = (
-        f"Checkpoints of step {', '.join(str(one.step) for one in newer)} are damaged or not there on every node."
-        if newer
-        else ""
+        f"Checkpoints of step {steps} are damaged or not there on every node. {listed(wrong, sep=' ')}" if newer else ""
     )
     if chosen is None:
         if remark:
             warnings.warn(f"{remark} Nothing was loaded.", stacklevel=2)
         return None
-    found = _resume(folder, chosen, optimizer, remark) if chosen in same else _adopt(folder, chosen, optimizer, remark)
+    try:
+        found = (_resume if chosen in same else _adopt)(folder, chosen, optimizer, remark)
+    except (KeyError, TypeError, AttributeError, RuntimeError) as error:  # whole, but not what we would write
+        raise FileError(f"{chosen.within(folder)} is not a checkpoint of this model: {error!r:.200}.") from None
     if found.remark:
         warnings.warn(found.remark, stacklevel=2)
     return found
 
 
 def _resume(folder: Path, moment: Moment, optimizer: Decentralized, remark: str) -> Checkpoint:
-    found = _read(folder, moment, optimizer.node.number)
-    if found is None:
-        raise FileError(f"{moment.within(folder)} was changed while it was being loaded.")
-    manifest, tensors = found
+    manifest, tensors = _read(folder, moment, optimizer.node.number)
     own = {name: manifest[name] for name in ("algorithm", "network", "node", "nodes", "step")}
     own |= {"last": tensors["last"], "state": _part(tensors, "state.")}
     optimizer.load_state_dict({"state": {}, "param_groups": manifest["param_groups"], "perron": own})
@@ -147,10 +177,16 @@ def _resume(folder: Path, moment: Moment, optimizer: Decentralized, remark: str)
 
 def _adopt(folder: Path, moment: Moment, optimizer: Decentralized, remark: str) -> Checkpoint:
     """The average of what another number of nodes saved."""
-    saved = _saved_by(folder, moment) or 0
-    found = [read for number in range(saved) if (read := _read(folder, moment, number)) is not None]
+    by = _saved_by(folder, moment) or 0
+    found, wrong = [], []
+    for number in range(by):
+        if (moment.within(folder) / f"node-{number}.json").exists():  # others may be on other machines
+            try:
+                found.append(_read(folder, moment, number))
+            except FileError as error:
+                wrong.append(str(error))
     if not found:
-        raise FileError(f"None of the files in {moment.within(folder)} can be read.")
+        raise FileError(f"None of the files in {moment.within(folder)} can be read. {listed(wrong, sep=' ')}")
     optimizer.take(torch.stack([tensors["state.x"] for _, tensors in found]).mean(0))
     optimizer.node.step = moment.step
     for own, old in zip(optimizer.param_groups, found[0][0]["param_groups"], strict=False):
@@ -163,51 +199,109 @@ def _adopt(folder: Path, moment: Moment, optimizer: Decentralized, remark: str) 
     floats = {name: torch.stack(values) for name, values in together.items() if values[0].is_floating_point()}
     _set_buffers(optimizer, parts[0] | averaged(floats))
     said = (
-        f"The checkpoint of step {moment.step} was saved by {saved} nodes, now there are {optimizer.node.nodes}: all start from "
+        f"The checkpoint of step {moment.step} was saved by {by} nodes, now there are {optimizer.node.nodes}: all start from "
         f"the average of the {len(found)} models found, and the algorithm starts anew."
     )
-    return Checkpoint(moment.step, found[0][0]["notes"], f"{remark} {said}".strip())
+    return Checkpoint(moment.step, found[0][0]["notes"], " ".join(part for part in (remark, *wrong, said) if part))
+
+
+def _hold(folder: Path, optimizer: Decentralized) -> None:
+    """This process is the only one that saves as this node (the number that stays when others go); at first it clears up."""
+    number = optimizer.node.name
+    place = (os.getpid(), (folder / f"node-{number}.lock").absolute())
+    if place not in _held:
+        busy = f"Another training saves as node {number} into {folder}"
+        _held[place] = hold(place[1], busy, "wait for it, end it, or choose another folder")
+        _clear(folder, optimizer.node.number, optimizer.born)
+
+
+def _clear(folder: Path, node: int, run: str) -> None:
+    """Remove what earlier processes of this node that were killed in the middle of a save left behind."""
+    for place in _places(folder):
+        if place.parent.name != run:
+            names = {entry.name for entry in place.iterdir()}
+            for name in names:
+                part = PART.fullmatch(name)
+                half = name == f"node-{node}.safetensors" and f"node-{node}.json" not in names
+                if half or (part and part[1] in (f"node-{node}.json", f"node-{node}.safetensors")):
+                    (place / name).unlink(missing_ok=True)
+            _remove_empty(place)
+
+
+def _places(folder: Path) -> list[Path]:
+    """The directories of checkpoints. Links are left alone: they lead elsewhere."""
+    found = [place for place in folder.glob("*/step-*") if place.name.removeprefix("step-").isdecimal()]
+    return [place for place in found if place.is_dir() and not (place.is_symlink() or place.parent.is_symlink())]
 
 
 def _moments(folder: Path, node: int | None = None) -> list[Moment]:
     """All of which there are files (of a node, or of any)."""
     name = "node-*.json" if node is None else f"node-{node}.json"
-    places = {path.parent for path in folder.glob(f"*/step-*/{name}")}
-    steps = [(place.parent.name, place.name.removeprefix("step-")) for place in places]
-    return [Moment(run, int(step)) for run, step in steps if step.isdecimal()]
+    places = [place for place in _places(folder) if any(place.glob(name))]
+    return [Moment(place.parent.name, int(place.name.removeprefix("step-"))) for place in places]
 
 
 def _saved_by(folder: Path, moment: Moment) -> int | None:
     """How many nodes saved a checkpoint, as the first readable file says."""
     for path in sorted(moment.within(folder).glob("node-*.json")):
-        if (manifest := _manifest(path)) is not None:
-            return int(manifest["nodes"])
+        with suppress(FileError):
+            return int(_manifest(path)["nodes"])
     return None
 
 
-def _manifest(path: Path) -> dict[str, Any] | None:
+def _sealed(rest: bytes) -> bytes:
+    """A manifest, given without its opening brace. Its size and checksum come first: a stump tells how long it was."""
+    return f'{{"own_size": {HEAD + len(rest):12d}, "own_sha256": "{sha256(rest).hexdigest()}", '.encode() + rest
+
+
+HEAD = len(f'{{"own_size": {0:12d}, "own_sha256": "{"":64}", ')
+
+
+def _manifest(path: Path) -> dict[str, Any]:
+    """What a manifest says; an error that names it, if it is not whole or not one of ours."""
+    if path.is_symlink() or not path.is_file() or path.stat().st_size > LARGEST:
+        raise FileError(f"{path} cannot be read: it is not there, a link, or far too large.")
+    content = path.read_bytes()
+    if content != _sealed(content[HEAD:]):
+        said = re.match(rb'\{"own_size": +(\d+), "own_sha256": "(\w{64})", ', content)
+        size = f"it has {len(content):,} bytes"
+        if said is None:
+            raise FileError(
+                f"{path} is damaged: {size}, and does not begin as a manifest of {HEAD:,} bytes or more does."
+            )
+        if int(said[1]) != len(content):
+            raise FileError(f"{path} is damaged: {size} instead of {int(said[1]):,}.")
+        found = sha256(content[HEAD:]).hexdigest()
+        raise FileError(f"{path} is damaged: {size}, with {saved.differs(found, said[2].decode())}.")
     try:
-        manifest: dict[str, Any] = json.loads(path.read_bytes())
-        said = manifest.pop("own_sha256")
-    except (OSError, ValueError, KeyError, AttributeError, TypeError):
-        return None
-    return manifest if said == _digest(manifest) and manifest["format"] == FORMAT else None
+        manifest = saved.plain_json(content)
+    except ValueError as error:
+        raise FileError(f"{path} cannot be read: {error}.") from None
+    for name, kind in KINDS.items():
+        if not isinstance(manifest.get(name), kind):
+            raise FileError(f"{path} cannot be read: {name} is {manifest.get(name)!r:.80}.")
+    if manifest["format"] != FORMAT:
+        raise FileError(f"{path} has format {manifest['format']}; this version of perron reads {FORMAT}.")
+    return manifest
 
 
-def _read(folder: Path, moment: Moment, node: int) -> tuple[dict[str, Any], dict[str, Tensor]] | None:
-    """A node's part of a checkpoint; None if it is not whole."""
+def _read(folder: Path, moment: Moment, node: int) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """A node's part of a checkpoint; an error that names the file and what is wrong with it, if it is not whole."""
     path = moment.within(folder) / f"node-{node}.json"
-    if (manifest := _manifest(path)) is None:
-        return None
-    try:
-        content = path.with_suffix(".safetensors").read_bytes()
-    except OSError:
-        return None
-    return (manifest, tensors_from(content)) if sha256(content).hexdigest() == manifest["sha256"] else None
-
-
-def _digest(manifest: dict[str, Any]) -> str:
-    return sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()
+    manifest, data = _manifest(path), path.with_suffix(".safetensors")
+    if (manifest["node"], manifest["step"]) != (node, moment.step):
+        raise FileError(f"{path} is that of node {manifest['node']} and step {manifest['step']}: it was put there.")
+    if data.is_symlink():
+        raise FileError(f"{data} cannot be read: it is a link, which may lead anywhere; copy the file.")
+    size = data.stat().st_size if data.is_file() else None
+    if size is not None and size != manifest["size"]:
+        raise FileError(f"{data} is damaged: it has {size:,} bytes instead of {manifest['size']:,}.")
+    size, digest, _ = saved.measured(data)
+    if digest.hex() != manifest["sha256"]:
+        raise FileError(
+            f"{data} is damaged: it has {size:,} bytes, with {saved.differs(digest.hex(), manifest['sha256'])}."
+        )
+    return manifest, saved.contents(data)[0]
 
 
 def _part(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
@@ -226,6 +320,10 @@ def _remove(place: Path, node: int) -> None:
     """A node's part of an old checkpoint, the manifest first; the directories, if nothing is left in them."""
     for suffix in (".json", ".safetensors"):
         (place / f"node-{node}{suffix}").unlink(missing_ok=True)
+    _remove_empty(place)
+
+
+def _remove_empty(place: Path) -> None:
     with suppress(OSError):  # another node's part is still there, or it was the one to remove it
         place.rmdir()
         place.parent.rmdir()

@@ -45,8 +45,8 @@ class NetworkError(PerronError):
     """A neighbour that is gone or silent."""
 
 
-def listed(items: object, limit: int = 6) -> str:
+def listed(items: object, limit: int = 6, *, sep: str = ", ") -> str:
     """``0, 1, 2, ... (97 more)``: a short list for an error message."""
     parts = [str(item) for item in items]  # type: ignore[attr-defined]
-    shown = ", ".join(parts[:limit])
-    return f"{shown}, ... ({len(parts) - limit} more)" if len(parts) > limit else shown
+    shown = sep.join(parts[:limit])
+    return f"{shown}{sep}... ({len(parts) - limit} more)" if len(parts) > limit else shown

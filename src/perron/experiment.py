@@ -4,7 +4,8 @@ A study's directory holds
 
     runs/KEY.parquet   the table of one finished run, KEY a hash of all that decides its numbers (and of perron's own code)
     runs/KEY.json      its parameters, its duration, and warnings
-    runs/KEY.partial   a run under way, saved once a minute; the next time it goes on from there, bit for bit
+    runs/KEY.partial   a run under way, saved once a minute; the next time it goes on from there, bit for bit (and .before:
+                       what was saved before that, in case of damage)
     runs/KEY.live      what it measures meanwhile, for who watches it (`perron.live`)
     live.jsonl         which runs there are and which failed, likewise; locked while a process is at work
     results.parquet    all runs: a row for each run, recorded step and trial; each parameter a column
@@ -27,12 +28,11 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from filelock import FileLock, Timeout
-
 from perron.atomic import write_bytes
-from perron.errors import FileError, PerronError
-from perron.job import PARTIAL, Job, Report, code, cost, versions
+from perron.errors import FileError
+from perron.job import BEFORE, PARTIAL, Job, Report, code, cost, versions
 from perron.live import LIVE, Records
+from perron.locks import LOCK, alone
 from perron.pools import Local, Pool, cores
 from perron.progress import spoken
 from perron.run import Run
@@ -210,25 +210,19 @@ def _alone(folder: Path) -> Iterator[None]:
     """Nobody else runs a study in this directory meanwhile."""
     try:
         (folder / "runs").mkdir(parents=True, exist_ok=True)
-        lock = FileLock(folder / "lock", timeout=0)
-        lock.acquire()
-    except Timeout:
-        raise PerronError(
-            f"Another process is running a study in {folder}; wait for it, or choose another --out."
-        ) from None
     except OSError as error:
         raise FileError(f"Cannot write to {folder}: {error.strerror}.") from None
-    try:
+    busy = f"Another process is running a study in {folder}"
+    with alone(folder / "lock", busy, "wait for it, or choose another --out"):
         yield
-    finally:
-        lock.release()
 
 
 def _clear(folder: Path, study: Study) -> None:
     """Remove what nobody will go on with, which can be gigabytes: runs under way of other code or other studies, half files."""
-    kept = {f"{_name(run)}{suffix}" for run in study.runs for suffix in (PARTIAL, LIVE)}
+    suffixes = (PARTIAL, LIVE, BEFORE, f"{PARTIAL}{LOCK}")
+    kept = {f"{_name(run)}{suffix}" for run in study.runs for suffix in suffixes}
     for path in (folder / "runs").iterdir():
-        if path.suffix == ".part" or (path.suffix in (PARTIAL, LIVE) and path.name not in kept):
+        if path.suffix == ".part" or (path.name.endswith(suffixes) and path.name not in kept):
             path.unlink(missing_ok=True)
 
 

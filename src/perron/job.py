@@ -40,6 +40,7 @@ LOOKERS = {
 }
 # fmt: on
 PARTIAL = ".partial"
+BEFORE = f"{PARTIAL}.before"
 
 
 class Report(NamedTuple):
@@ -170,7 +171,7 @@ def _seconds(kept: Path | None) -> float:
     from perron import saved
 
     try:
-        return 0.0 if kept is None or not kept.exists() else float(saved.read(kept)[1].get("seconds", 0.0))
+        return 0.0 if kept is None or not kept.exists() else float(saved.latest(kept)[1].get("seconds", 0.0))
     except FileError:
         return 0.0  # damaged: it starts anew
 
@@ -184,7 +185,7 @@ def keep(target: Path, result: Result) -> str | None:
         write_bytes(target.with_suffix(".parquet"), result.table)  # last: now it is finished
     except (FileError, OSError) as error:
         return str(error)
-    for suffix in (PARTIAL, LIVE):
+    for suffix in (PARTIAL, LIVE, BEFORE):
         with suppress(OSError):  # what is left of it takes space, and no more
             target.with_suffix(suffix).unlink(missing_ok=True)
     return None

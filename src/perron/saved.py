@@ -26,10 +26,11 @@ TYPES = {
 SEAL = "sha256"  # the name of the last tensor
 SIZE = 32  # bytes of it
 CHUNK = 2**24
+HEADER = 2**24  # bytes; more than any header of ours
 
 
-def write(path: str | Path, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> Path:
-    """Write tensors by name, and facts that JSON can hold."""
+def write(path: str | Path, tensors: Mapping[str, Tensor], facts: Mapping[str, Any], *, keep: bool = False) -> Path:
+    """Write tensors by name, and facts that JSON can hold; with ``keep``, the file that was there stays as `before` it."""
     ordered = sorted(tensors.items(), key=lambda item: (-item[1].element_size(), item[0]))  # so that all are aligned
     header: dict[str, Any] = {"__metadata__": {"facts": json.dumps(facts)}}
     place = 0
@@ -42,7 +43,8 @@ def write(path: str | Path, tensors: Mapping[str, Tensor], facts: Mapping[str, A
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)
     hashed = sha256()
-    with writing(path) as file:
+    size = 8 + len(text) + place + SIZE
+    with writing(path, size=size, before=before(path) if keep else None) as file:
         pieces: list[Any] = [len(text).to_bytes(8, "little") + text, *(_raw(tensor) for _, tensor in ordered)]
         for piece in pieces:
             hashed.update(piece)
@@ -54,20 +56,112 @@ def write(path: str | Path, tensors: Mapping[str, Tensor], facts: Mapping[str, A
 def read(path: str | Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Tensors and facts; a `FileError` if a part is missing or changed."""
     path = Path(path)
+    size, found, said = measured(path, SIZE)
+    try:
+        wanted = _wanted(*header(path))
+    except FileError:
+        wanted = None
+    if wanted is not None and wanted != size:
+        raise FileError(f"{path} is damaged: it has {size:,} bytes instead of {wanted:,}.")
+    if found != said:
+        raise FileError(f"{path} is damaged: it has {size:,} bytes, with {differs(found.hex(), said.hex())}.")
+    tensors, metadata = contents(path)
+    tensors.pop(SEAL, None)
+    try:
+        return tensors, plain_json(metadata["facts"])
+    except (KeyError, ValueError) as error:
+        raise FileError(f"{path} cannot be read: {error!r}.") from None
+
+
+def latest(path: str | Path) -> tuple[dict[str, Tensor], dict[str, Any], str]:
+    """Tensors and facts of a file, or of the one before it if it is damaged; and what is wrong with it, if anything is."""
+    try:
+        return *read(path), ""
+    except FileError as error:
+        try:
+            return *read(before(path)), str(error)
+        except FileError:
+            raise error from None
+
+
+def before(path: str | Path) -> Path:
+    """Where the file is that a file took the place of."""
+    return Path(f"{path}.before")
+
+
+# ---- what every reader of safetensors files here needs: nothing is believed that was not checked
+
+
+def measured(path: Path, seal: int = 0) -> tuple[int, bytes, bytes]:
+    """A file's size, the SHA-256 of it without its last bytes, and those bytes."""
     hashed = sha256()
     try:
-        left = path.stat().st_size - SIZE
+        if not path.is_file():  # opening a pipe would hang
+            raise FileError(
+                f"{path} cannot be read: {'it is not a regular file' if path.exists() else 'it is not there'}."
+            )
         with path.open("rb") as file:
+            size = path.stat().st_size
+            left = size - seal
             while left > 0 and (piece := file.read(min(CHUNK, left))):
                 hashed.update(piece)
                 left -= len(piece)
-            if file.read() != hashed.digest():
-                raise FileError(f"{path} is damaged: it does not have the checksum that it was written with.")
+            return size, hashed.digest(), file.read(seal)
+    except OSError as error:
+        raise FileError(f"{path} cannot be read: {error.strerror or error}.") from None
+
+
+def differs(found: str, said: str) -> str:
+    """Two checksums, as an error says it."""
+    return f"the SHA-256 {found[:16]}... instead of {said[:16]}..."
+
+
+def header(path: Path) -> tuple[int, dict[str, Any]]:
+    """The length of a safetensors file's header, and what it says that the file holds."""
+    try:
+        with path.open("rb") as file:
+            length = int.from_bytes(file.read(8), "little")
+            if length > min(HEADER, path.stat().st_size):
+                raise FileError(f"{path} cannot be read: its header would have {length:,} bytes.")
+            return length, plain_json(file.read(length))
+    except (OSError, ValueError, TypeError) as error:
+        raise FileError(f"{path} cannot be read: its header is none ({error!s:.100}).") from None
+
+
+def contents(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """The tensors of a safetensors file whose checksum is right, and its metadata."""
+    header(path)
+    try:
         with safe_open(path, framework="pt") as content:
-            tensors = {name: content.get_tensor(name) for name in content.keys() if name != SEAL}  # noqa: SIM118
-            return tensors, json.loads(content.metadata()["facts"])
-    except (OSError, SafetensorError, KeyError, TypeError, ValueError) as error:
-        raise FileError(f"{path} cannot be read: {error}.") from None
+            return {name: content.get_tensor(name) for name in content.keys()}, content.metadata() or {}  # noqa: SIM118
+    except (OSError, SafetensorError, KeyError, TypeError, ValueError, RuntimeError) as error:
+        raise FileError(f"{path} cannot be read: {error!s:.200}.") from None
+
+
+def plain_json(text: str | bytes) -> dict[str, Any]:
+    """A JSON object; a ValueError if it is none, or says something twice, so that two readers could read two things."""
+
+    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        if len(found := dict(pairs)) != len(pairs):
+            names = [name for name, _ in pairs]
+            raise ValueError(f"{next(name for name in names if names.count(name) > 1)!r:.80} stands there twice")
+        return found
+
+    try:
+        found = json.loads(text, object_pairs_hook=unique)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+    if not isinstance(found, dict):
+        raise ValueError(f"a JSON object was expected; got {found!r:.80}")
+    return found
+
+
+def _wanted(length: int, said: dict[str, Any]) -> int | None:
+    """The size of a file with that header."""
+    try:
+        return 8 + length + max(int(entry["data_offsets"][1]) for name, entry in said.items() if name != "__metadata__")
+    except (KeyError, TypeError, ValueError, IndexError):
+        return None
 
 
 def digest(tensors: Iterable[Tensor]) -> str:

@@ -6,6 +6,7 @@ import json
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -21,6 +22,7 @@ from perron.errors import FileError, PerronError
 from perron.history import History, Recorder, recorded
 from perron.keyed import NOISE, Keyed
 from perron.links import Links, Unreliable
+from perron.locks import LOCK, alone
 from perron.metrics import Metric, Snapshot
 from perron.mixing import Mixing
 from perron.network import Network
@@ -247,7 +249,8 @@ def simulate(
             that were measured last, about twice a second.
         log: called with each measured step and the means of its values over trials, as ``log(step, grad_norm_sq=...)``: a
             `perron.Log`, for example, for `perron watch`.
-        checkpoint: a file in which the run is kept; if it is there already, the run goes on from it, bit for bit.
+        checkpoint: a file in which the run is kept; if it is there already, the run goes on from it, bit for bit. What was saved
+            before stays beside it, as FILE.before: the run goes on from there if FILE is damaged.
         save_every: so many seconds after it was saved last, and at the end.
 
     Ctrl-C ends the run and returns what was measured, with ``interrupted`` set. A run in which no trial is finite any more
@@ -267,7 +270,7 @@ def simulate(
     running, recorder = Running(simulation), Recorder(metrics, recorded(steps, every), final_metrics)
     keeper = None if checkpoint is None else Keeper(checkpoint, save_every, simulation, list(recorder.metrics))
     interrupted = False
-    with Bar(steps, progress, algorithm.about.title, log) as bar, torch.no_grad():
+    with _alone(checkpoint), Bar(steps, progress, algorithm.about.title, log) as bar, torch.no_grad():
         try:
             if keeper is None or not keeper.load(running, recorder, steps):
                 bar.at(0, recorder.observe(running.snapshot()))
@@ -305,6 +308,7 @@ class Keeper:
     def __init__(self, path: str | Path, seconds: float, simulation: Simulation, metrics: list[str]) -> None:
         self.path, self.seconds, self.last = Path(path), seconds, time.monotonic()
         self.began = self.last  # less what it took before it was taken up again
+        self.whole = True  # of the file that is there: a damaged one is not worth being kept
         if not self.path.parent.is_dir() or self.path.is_dir():
             raise FileError(
                 f"checkpoint={path} cannot be a file: make the directory {self.path.parent}, or choose another."
@@ -323,10 +327,18 @@ class Keeper:
         if not self.path.exists():
             return False
         try:
-            tensors, facts = saved.read(self.path)
+            tensors, facts, wrong = saved.latest(self.path)
         except FileError as error:
+            self.whole = False
             warnings.warn(f"{error} The run starts anew.", stacklevel=3)
             return False
+        if not isinstance(facts.get("run"), dict):
+            raise FileError(f"{self.path} holds no run of perron.simulate. Remove it, or choose another file.")
+        if wrong:
+            self.whole = False
+            warnings.warn(
+                f"{wrong} The run goes on from {saved.before(self.path)}, step {facts['step']}.", stacklevel=3
+            )
         if differ := [key for key, value in self.facts.items() if facts["run"].get(key) != value]:
             raise PerronError(
                 f"{self.path} was saved by another run: it differs in {', '.join(differ)}. Remove it, or choose another file."
@@ -348,12 +360,19 @@ class Keeper:
         tensors, facts = running.saved()
         facts |= {"run": self.facts, "seconds": began - self.began}
         try:
-            saved.write(self.path, tensors | recorder.saved(), facts)
+            saved.write(self.path, tensors | recorder.saved(), facts, keep=self.whole)
+            self.whole = True
         except FileError as error:
             warnings.warn(f"{error} The run goes on without being saved.", stacklevel=3)
         self.last = time.monotonic()
         if self.seconds:
             self.seconds = max(self.seconds, 50 * (self.last - began))
+
+
+def _alone(checkpoint: str | Path | None) -> AbstractContextManager[None]:
+    """Nobody else keeps a run in this file meanwhile."""
+    place = None if checkpoint is None else Path(f"{checkpoint}{LOCK}")
+    return alone(place, f"Another process keeps a run in {checkpoint}", "wait for it, end it, or choose another file")
 
 
 def _about(simulation: Simulation) -> dict[str, Any]:
