@@ -76,7 +76,7 @@ def check_resuming():
 
 
 def check_damage():
-    (run,) = SAVED.iterdir()
+    (run,) = [entry for entry in SAVED.iterdir() if entry.is_dir()]  # and locks
     newest = run / "step-0000000008"
     dist.barrier()
     if RANK == 1:

@@ -7,6 +7,7 @@ that comes before. It is written straight from the tensors' memory: the safetens
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Mapping
 from hashlib import sha256
 from pathlib import Path
@@ -26,13 +27,18 @@ TYPES = {
 SEAL = "sha256"  # the name of the last tensor
 SIZE = 32  # bytes of it
 CHUNK = 2**24
+SAID = re.compile(rb'"size": " *(\d+)"')
 HEADER = 2**24  # bytes; more than any header of ours
 
 
 def write(path: str | Path, tensors: Mapping[str, Tensor], facts: Mapping[str, Any], *, keep: bool = False) -> Path:
     """Write tensors by name, and facts that JSON can hold; with ``keep``, the file that was there stays as `before` it."""
     ordered = sorted(tensors.items(), key=lambda item: (-item[1].element_size(), item[0]))  # so that all are aligned
-    header: dict[str, Any] = {"__metadata__": {"facts": json.dumps(facts)}}
+    about = {
+        "size": f"{0:16d}",
+        "facts": json.dumps(facts),
+    }  # the size first: what is left of a file tells how long it was
+    header: dict[str, Any] = {"__metadata__": about}
     place = 0
     for name, tensor in ordered:
         size = tensor.numel() * tensor.element_size()
@@ -40,11 +46,13 @@ def write(path: str | Path, tensors: Mapping[str, Tensor], facts: Mapping[str, A
         header[name] = {"dtype": kind, "shape": shape, "data_offsets": [place, place + size]}
         place += size
     header[SEAL] = {"dtype": "U8", "shape": [SIZE], "data_offsets": [place, place + SIZE]}
-    text = json.dumps(header).encode()
-    text += b" " * (-len(text) % 8)
+    length = len(json.dumps(header))
+    length += -length % 8
+    whole = 8 + length + place + SIZE
+    about["size"] = f"{whole:16d}"
+    text = json.dumps(header).encode().ljust(length)
     hashed = sha256()
-    size = 8 + len(text) + place + SIZE
-    with writing(path, size=size, before=before(path) if keep else None) as file:
+    with writing(path, size=whole, before=before(path) if keep else None) as file:
         pieces: list[Any] = [len(text).to_bytes(8, "little") + text, *(_raw(tensor) for _, tensor in ordered)]
         for piece in pieces:
             hashed.update(piece)
@@ -57,11 +65,7 @@ def read(path: str | Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Tensors and facts; a `FileError` if a part is missing or changed."""
     path = Path(path)
     size, found, said = measured(path, SIZE)
-    try:
-        wanted = _wanted(*header(path))
-    except FileError:
-        wanted = None
-    if wanted is not None and wanted != size:
+    if (wanted := _wanted(path)) is not None and wanted != size:
         raise FileError(f"{path} is damaged: it has {size:,} bytes instead of {wanted:,}.")
     if found != said:
         raise FileError(f"{path} is damaged: it has {size:,} bytes, with {differs(found.hex(), said.hex())}.")
@@ -116,7 +120,7 @@ def differs(found: str, said: str) -> str:
     return f"the SHA-256 {found[:16]}... instead of {said[:16]}..."
 
 
-def header(path: Path) -> tuple[int, dict[str, Any]]:
+def header_of(path: Path) -> tuple[int, dict[str, Any]]:
     """The length of a safetensors file's header, and what it says that the file holds."""
     try:
         with path.open("rb") as file:
@@ -130,7 +134,7 @@ def header(path: Path) -> tuple[int, dict[str, Any]]:
 
 def contents(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
     """The tensors of a safetensors file whose checksum is right, and its metadata."""
-    header(path)
+    header_of(path)
     try:
         with safe_open(path, framework="pt") as content:
             return {name: content.get_tensor(name) for name in content.keys()}, content.metadata() or {}  # noqa: SIM118
@@ -156,12 +160,11 @@ def plain_json(text: str | bytes) -> dict[str, Any]:
     return found
 
 
-def _wanted(length: int, said: dict[str, Any]) -> int | None:
-    """The size of a file with that header."""
-    try:
-        return 8 + length + max(int(entry["data_offsets"][1]) for name, entry in said.items() if name != "__metadata__")
-    except (KeyError, TypeError, ValueError, IndexError):
-        return None
+def _wanted(path: Path) -> int | None:
+    """The size that a file says it has, near its beginning."""
+    with path.open("rb") as file:
+        found = SAID.search(file.read(100))
+    return int(found[1]) if found else None
 
 
 def digest(tensors: Iterable[Tensor]) -> str:

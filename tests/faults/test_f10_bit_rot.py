@@ -1,0 +1,37 @@
+"""Single bits that flip in checkpoints: every one is noticed."""
+
+import random
+
+from test_f09_truncated import kept  # noqa: F401
+
+from perron import saved
+
+
+def parts(one):
+    """Files, with the places in them that a bit is taken from: header, data and manifest alike."""
+    found = []
+    for path in one.newest.values():
+        size, head = path.stat().st_size, 0
+        if path.suffix == ".safetensors":
+            head = 8 + saved.header_of(path)[0]
+            found.append((path, range(head)))
+        found.append((path, range(head, size)))
+    return found
+
+
+def test_f10_bit_rot(kept, row, trials):  # noqa: F811
+    many, dice = trials(12, 200), random.Random(1)
+    places = parts(kept)
+    for trial in range(many):
+        path, where = places[trial % len(places)]
+        content, at = path.read_bytes(), dice.choice(where)
+        before = saved.before(path).read_bytes() if saved.before(path).exists() else b""
+        path.write_bytes(content[:at] + bytes([content[at] ^ 1 << dice.randrange(8)]) + content[at + 1 :])
+        step, said = kept.load()
+        assert step == 2, (path, at)
+        assert f"{path} is damaged: it has" in said, said
+        path.write_bytes(content)
+        if before:
+            saved.before(path).write_bytes(before)
+    assert kept.load() == (3, "")
+    row.measured(f"{kept.name}: noticed {many} of {many}", trials=many)
