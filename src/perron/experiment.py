@@ -18,6 +18,7 @@ again. Numbers depend on the seeds only; durations stand in the JSON files, so t
 from __future__ import annotations
 
 import json
+import os
 import platform
 import subprocess
 import time
@@ -29,8 +30,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from perron.atomic import write_bytes
-from perron.errors import FileError
-from perron.job import BEFORE, PARTIAL, Job, Report, code, cost, versions
+from perron.errors import FileError, GraphError, PerronError
+from perron.graph import check_nodes
+from perron.job import BEFORE, PARTIAL, Job, Report, code, cost, memory, versions
 from perron.live import LIVE, Records
 from perron.locks import LOCK, alone
 from perron.pools import Local, Pool, cores
@@ -99,6 +101,7 @@ def run_study(
     with _alone(folder), announced(folder, study.title or study.name, plan, workers=workers) as live:
         _clear(folder, study)
         todo = [run for run in study.runs if _read(folder, run) is None]
+        _check_size(todo, here=isinstance(pool, Local))
         if began:
             began(len(study.runs), len(study.runs) - len(todo))
         outcome = Outcome(study, folder, table=None, seconds=0.0, reused=len(study.runs) - len(todo))
@@ -195,6 +198,21 @@ def _run_all(
                 place = sorted(under_way)[int(time.monotonic() / TURN) % len(under_way)]
                 news(_news(queue[place], reports[place]))
     return {run.key: failed[run.key] for run in todo if run.key in failed}
+
+
+def _check_size(runs: list[Run], *, here: bool) -> None:
+    """Refuse what no memory holds, before anything is made; of runs on this machine, what its memory does not hold."""
+    have = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    for run in runs:
+        try:
+            check_nodes(run.nodes)
+        except GraphError as error:
+            raise PerronError(f"{run}: {error}") from None
+        if here and (need := memory(run)) > have:
+            raise PerronError(
+                f"{run}: it would need about {need / 1e9:,.0f} GB of memory, and this machine has {have / 1e9:,.0f} GB. Take "
+                "fewer nodes, trials or dimensions, or another machine (--on)."
+            )
 
 
 def _news(run: Run, report: Report) -> str:

@@ -23,6 +23,7 @@ from threadpoolctl import threadpool_limits
 
 from perron.atomic import write_bytes
 from perron.errors import FileError, PerronError
+from perron.graph import BYTES_PER_NODE
 from perron.live import LIVE, Records
 
 if TYPE_CHECKING:
@@ -282,6 +283,16 @@ def _predicted(problem: Any, step: float) -> float:
         return noise_floor(problem, step)
     except PerronError:
         return float("nan")
+
+
+def memory(run: Run) -> int:
+    """How many bytes a run needs at least: its network, its problem (of images: not counted), and x, y and two gradients."""
+    options, kind = run.problem, run.problem["kind"]
+    dim = int(options.get("dim") or 1)
+    matrices = dim if kind == "quadratic" and not options.get("diagonal") and not options.get("same_hessian") else 1
+    data = int(options.get("samples") or 0) * dim * 4 if kind == "logistic" else run.nodes * dim * matrices * 8
+    size = 4 if run.precision == "float32" else 8
+    return run.nodes * BYTES_PER_NODE + data + 4 * run.trials * run.nodes * dim * size
 
 
 def cost(run: Run) -> float:
