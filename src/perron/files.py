@@ -377,7 +377,10 @@ def _read_npz(path: Path) -> dict[str, Any]:
                     f"{path} would unpack to {unpacked / 2**30:.2g} GiB; at most {MAX_UNPACKED / 2**30:.2g} are read."
                 )
         with np.load(path, allow_pickle=False) as arrays:
-            return {key: arrays[key] for key in arrays}
+            found = {key: arrays[key] for key in arrays}
+        if odd := [key for key, array in found.items() if not isinstance(array, np.ndarray)]:
+            raise FileError(f"{path} is not an .npz file that can be read: {odd[0]!r:.80} in it is no array.")
+        return found
     except FileError:
         raise
     except OSError as error:

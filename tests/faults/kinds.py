@@ -72,7 +72,11 @@ class Simulated:
     def __init__(self, folder: Path, width: int = 4) -> None:
         self.folder, self.path, self.step = Path(folder), Path(folder) / "run.safetensors", 0
         mixing = perron.Mixing.uniform(perron.topologies.ring(2))
-        self.what = (perron.problems.Quadratic.random(2, dim=width, noise_std=0.1, diagonal=True), perron.PushPull(), mixing)
+        self.what = (
+            perron.problems.Quadratic.random(2, dim=width, noise_std=0.1, diagonal=True),
+            perron.PushPull(),
+            mixing,
+        )
 
     def run(self, steps: int):
         """Go on until so many steps; all are saved."""

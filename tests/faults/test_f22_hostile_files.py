@@ -1,0 +1,241 @@
+"""Hostile files in the place of checkpoints and networks: nothing runs, nothing is written elsewhere, no memory is taken."""
+
+import io
+import json
+import os
+import pickle
+import re
+import struct
+import zipfile
+import zlib
+from hashlib import sha256
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+import torch
+from kinds import Simulated, Training, group
+
+import perron
+from perron import checkpoint, files, saved
+
+SOURCE = Path(perron.__file__).parent
+HUGE = 2**40
+
+
+class Payload:
+    """Makes a directory when it is unpickled."""
+
+    def __init__(self, canary: Path) -> None:
+        self.canary = str(canary)
+
+    def __reduce__(self):
+        return os.mkdir, (self.canary,)
+
+
+def pickled(canary: Path) -> list[bytes]:
+    """Pickles, bare and as torch and numpy wrap them."""
+    torch_file, numpy_file = io.BytesIO(), io.BytesIO()
+    torch.save(Payload(canary), torch_file)
+    np.savez(numpy_file, np.array([[Payload(canary)]], dtype=object))
+    return [pickle.dumps(Payload(canary)), torch_file.getvalue(), numpy_file.getvalue()]
+
+
+def safetensors(said: dict | str, data: bytes = b"", length: int | None = None) -> bytes:
+    """A safetensors file with any header."""
+    text = (said if isinstance(said, str) else json.dumps(said)).encode()
+    return struct.pack("<Q", len(text) if length is None else length) + text + data
+
+
+def entry(shape, begin, end):
+    return {"dtype": "F32", "shape": shape, "data_offsets": [begin, end]}
+
+
+def headers() -> list[bytes]:
+    """Headers that lie."""
+    one = json.dumps(entry([1], 0, 4))
+    return [
+        safetensors({"state.x": entry([HUGE // 4], 0, HUGE)}),  # a terabyte
+        safetensors("{}", length=HUGE),
+        safetensors("{}", length=2**64 - 1),
+        safetensors({"state.x": entry([4], -16, 0)}, bytes(16)),
+        safetensors({"state.x": entry([4], 16, 0)}, bytes(16)),
+        safetensors(f'{{"state.x": {one}, "state.x": {json.dumps(entry([1], 4, 8))}}}', bytes(8)),  # twice
+        safetensors(f'{{"__metadata__": {{"facts": "{{}}", "facts": "[]"}}, "x": {one}}}', bytes(4)),
+        safetensors("[" * 100_000),
+        safetensors("[1]"),
+        safetensors({"../../x": entry([1], 0, 4), "/etc/x": entry([1], 4, 8)}, bytes(8)),
+    ]
+
+
+def bomb() -> bytes:
+    """Eight gigabytes of zeros in eight megabytes, as an .npz."""
+    packer = zlib.compressobj(9, zlib.DEFLATED, -15)
+    block = packer.compress(bytes(2**26)) + packer.flush(zlib.Z_FULL_FLUSH)  # can be repeated
+    packed = block * 128 + zlib.compressobj(9, zlib.DEFLATED, -15).flush()
+    out = io.BytesIO()
+    with zipfile.ZipFile(out, "w", zipfile.ZIP_STORED) as archive:
+        archive.writestr("arr_0.npy", packed)
+    content = out.getvalue()
+    size = struct.pack("<II", len(packed), len(packed))
+    said = struct.pack("<II", len(packed), 2**32 - 2)
+    return content.replace(size, said).replace(
+        b"PK\x03\x04\x14\x00\x00\x00\x00\x00", b"PK\x03\x04\x14\x00\x00\x00\x08\x00"
+    )
+
+
+def sealed(content: bytes) -> bytes:
+    """As if it were whole: the checksum that it should have."""
+    return content + sha256(content).digest()
+
+
+def around(folder: Path) -> set[str]:
+    return {str(path) for path in folder.parent.rglob("*") if folder not in path.parents}
+
+
+@pytest.fixture
+def guard(tmp_path):
+    """Afterwards: no canary, nothing new outside, little memory."""
+    canary, folder = tmp_path / "canary", tmp_path / "folder"
+    folder.mkdir()
+    before, process = around(folder), psutil.Process()
+    memory = process.memory_info().rss
+    yield canary, folder
+    more = (process.memory_info().rss - memory) / 2**20
+    assert not canary.exists()
+    assert around(folder) == before
+    assert more < 100, more
+
+
+def test_f22_a_hostile_training(guard, row):
+    canary, folder = guard
+    with group():
+        one = Training(folder)
+        for _ in range(2):
+            one.save()
+        data, manifest = one.newest.values()
+        whole = {path: path.read_bytes() for path in (data, manifest)}
+        facts = json.loads(whole[manifest])
+        tried = 0
+
+        def refused(words: str) -> None:
+            nonlocal tried
+            step, said = one.load()
+            assert step == 1, said
+            assert re.search(words, said), said
+            for path, content in whole.items():
+                path.unlink()
+                path.write_bytes(content)
+            tried += 1
+
+        def told(**changes) -> bytes:
+            rest = {key: value for key, value in facts.items() if not key.startswith("own_")} | changes
+            return checkpoint._sealed(json.dumps(rest).encode()[1:])
+
+        for evil in pickled(canary):
+            data.write_bytes(evil)
+            refused(r"node-0\.safetensors is damaged: it has [\d,]+ bytes instead of")
+            manifest.write_bytes(evil)
+            refused(r"node-0\.json is damaged: it has [\d,]+ bytes, and does not begin as a manifest")
+        for evil in [*headers()[:-1], *pickled(canary)]:  # with a checksum that is right: by somebody who knows perron
+            data.write_bytes(evil)
+            manifest.write_bytes(told(size=len(evil), sha256=sha256(evil).hexdigest()))
+            refused(r"node-0\.safetensors cannot be read: ")
+        for changes in ({"nodes": "1"}, {"step": None}, {"notes": []}, {"format": 1}, {"step": 7}, {"size": -1}):
+            manifest.write_bytes(told(**changes))
+            refused(r"node-0\.(json|safetensors) (cannot be read|has format|is that of|is damaged)")
+        twice = whole[manifest][checkpoint.HEAD :].replace(b'"step": 2', b'"step": 2, "step": 2')
+        manifest.write_bytes(checkpoint._sealed(twice))
+        refused(r"'step' stands there twice")
+        for path in (data, manifest):  # what is there is the right thing, but a link leads to it
+            outside = folder / "elsewhere"
+            outside.write_bytes(whole[path])
+            path.unlink()
+            path.symlink_to(outside)
+            refused("a link")
+        evil = headers()[-1]  # names of tensors that are paths: whole, but not a state of this model
+        data.write_bytes(evil)
+        manifest.write_bytes(told(size=len(evil), sha256=sha256(evil).hexdigest()))
+        with pytest.raises(perron.FileError, match="is not a checkpoint of this model"):
+            one.load()
+    row.measured(f"training: {tried + 1} files refused by name; the one before used", trials=tried + 1)
+
+
+def test_f22_links_lead_nowhere(guard, row, tmp_path_factory):
+    _, folder = guard
+    elsewhere = tmp_path_factory.mktemp("elsewhere")
+    (elsewhere / "step-0000000001").mkdir()
+    for name in ("node-0.json", "node-0.safetensors", "node-0.json.1.part"):
+        (elsewhere / "step-0000000001" / name).write_text("mine")
+    (folder / "00").symlink_to(elsewhere)
+    (folder / "01").mkdir()
+    (folder / "01" / "step-0000000001").symlink_to(elsewhere / "step-0000000001")
+    with group():
+        one = Training(folder)
+        assert one.load() == (0, "")
+        for _ in range(4):
+            one.save()  # removes old ones
+    assert sorted(path.name for path in elsewhere.rglob("node*")) == [
+        "node-0.json",
+        "node-0.json.1.part",
+        "node-0.safetensors",
+    ]
+    row.measured("directories that are links: nothing read, removed or written through them", trials=2)
+
+
+def test_f22_a_hostile_simulation(guard, row):
+    canary, folder = guard
+    one = Simulated(folder)
+    one.save()
+    tried = 0
+    for evil in [*pickled(canary), *headers(), *map(sealed, pickled(canary)), *map(sealed, headers())]:
+        one.path.write_bytes(evil)
+        saved.before(one.path).unlink(missing_ok=True)
+        with pytest.raises(perron.FileError, match=r"run\.safetensors (is damaged|cannot be read): ") as caught:
+            saved.read(one.path)
+        step, said = one.load()
+        assert step == 0
+        assert f"{caught.value} The run starts anew." in said
+        tried += 1
+    saved.write(one.path, {"x": torch.ones(1)}, {"step": 1})  # whole, but of somebody else
+    with pytest.raises(perron.FileError, match=r"holds no run of perron\.simulate"):
+        one.run(2)
+    one.path.unlink()
+    os.mkfifo(one.path)
+    with pytest.raises(perron.PerronError, match="not a regular file"):
+        saved.read(one.path)
+    row.measured(f"simulation: {tried + 2} files refused by name", trials=tried + 2)
+
+
+def test_f22_a_hostile_network(guard, row):
+    canary, folder = guard
+    evil = [*pickled(canary), bomb()]
+    for number, content in enumerate(evil):
+        path = folder / f"{number}.npz"
+        path.write_bytes(content)
+        for reader in (files.read_graph, files.read_mixing):
+            with pytest.raises(perron.FileError, match=rf"{number}\.npz"):
+                reader(path)
+    row.measured(f".npz: {len(evil)} files refused, one of them a bomb of 8 GB", trials=len(evil))
+
+
+GATE = re.compile(
+    r"\bimport (cloud)?pickle|\b(pickle|dill|shelve|marshal|joblib)\.|\btorch\.load\b|weights_only *= *False"
+    r"|allow_pickle *= *True|distributed\.checkpoint|\bdcp\b|(?<![\w.])(eval|exec|compile|__import__)\(|\byaml\b|shell *= *True"
+    r"|os\.system|all_gather_object"
+)
+
+
+def test_f22_no_code_that_could_run_a_file(row):
+    found = [
+        f"{path.relative_to(SOURCE)}:{number}: {line.strip()}"
+        for path in sorted(SOURCE.rglob("*.py"))
+        for number, line in enumerate(path.read_text().splitlines(), 1)
+        if GATE.search(line)
+    ]
+    assert found == []
+    for sample in ("import pickle", "torch.load(x)", "np.load(x, allow_pickle=True)", "eval(text)", "yaml.load(x)"):
+        assert GATE.search(sample)  # it can fail
+    many = len(list(SOURCE.rglob("*.py")))
+    row.measured(f"no pickle, torch.load, DCP, eval, exec or yaml in {many} modules", trials=many)
