@@ -78,10 +78,10 @@ class Simulated:
             mixing,
         )
 
-    def run(self, steps: int):
+    def run(self, steps: int, progress=False):
         """Go on until so many steps; all are saved."""
         return perron.simulate(
-            *self.what, steps=steps, every=1, progress=False, checkpoint=self.path, save_every=0, seed=3
+            *self.what, steps=steps, every=1, progress=progress, checkpoint=self.path, save_every=0, seed=3
         )
 
     def save(self) -> int:

@@ -108,7 +108,20 @@ def filled(kind, folder: Path, width: int) -> None:
     os.waitpid(forked(some), 0)
 
 
+def held(kind, folder: Path, steps: int) -> None:
+    """Save again and again, and say when the first time is over."""
+    with group():
+        one = kind(folder)
+        one.save()
+        if kind.name == "simulation":
+            one.run(steps, lambda step, values: say(step=step))
+        say(step=1)
+        for _ in range(steps):
+            one.save()
+            time.sleep(0.05)
+
+
 if __name__ == "__main__":
     torch.set_num_threads(1)
     what, which, where, many = sys.argv[1:]
-    {"killed": killed, "recorded": recorded, "filled": filled}[what](KINDS[which], Path(where), int(many))
+    {"killed": killed, "recorded": recorded, "filled": filled, "held": held}[what](KINDS[which], Path(where), int(many))
