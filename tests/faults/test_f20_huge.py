@@ -27,21 +27,21 @@ def test_f20_a_hundred_thousand_nodes(row):
     nodes, random = 100_000, np.random.default_rng(0)
     around = np.stack([np.arange(nodes), (np.arange(nodes) + 1) % nodes], axis=1)
     edges = np.concatenate([around, random.integers(0, nodes, (400_000, 2))])
-    seconds = []
+    seconds = []  # of this process alone: the machine may be busy with others
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     for _ in range(3):
-        began = time.perf_counter()
+        began = time.process_time()
         graph = perron.Graph(nodes, edges)
         graph.check_strongly_connected()
         mixing = perron.Mixing.uniform(graph)
-        seconds.append(time.perf_counter() - began)
+        seconds.append(time.process_time() - began)
     more = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024
     assert issparse(mixing.pull)
     assert issparse(mixing.push)
     assert len(graph.edges) > 499_000
     assert min(seconds) < 2
     assert more < 1024
-    row.measured(f"1e5 nodes, {len(graph.edges):,} edges: {min(seconds):.2f} s, {more:.0f} MB more", trials=3)
+    row.measured(f"1e5 nodes, {len(graph.edges):,} edges: {min(seconds):.2f} s of CPU, {more:.0f} MB more", trials=3)
 
 
 @pytest.mark.parametrize("how", ["graph", "study"])
