@@ -62,7 +62,9 @@ def killed(kind, folder: Path, trials: int) -> None:
     for _ in range(trials):
         child, before = forked(forever), {path: path.stat().st_mtime_ns for path in folder.rglob("*.safetensors")}
         while {path: path.stat().st_mtime_ns for path in folder.rglob("*.safetensors")} == before:
-            time.sleep(0.005)
+            time.sleep(0.02)
+            if os.waitpid(child, os.WNOHANG) != (0, 0):
+                raise RuntimeError("it ended by itself")
         time.sleep(dice.uniform(0, 0.1))
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)

@@ -12,7 +12,7 @@ from kinds import KINDS
 HERE = Path(__file__).parent
 
 
-def started(*arguments, before=(), timeout=600, **options):
+def started(*arguments, before=(), timeout=3000, **options):
     """Run saving.py; the lines that it printed."""
     command = [*before, sys.executable, "-W", "ignore", str(HERE / "saving.py"), *map(str, arguments)]
     environment = os.environ | {
