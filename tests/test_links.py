@@ -78,6 +78,23 @@ def test_on_reliable_links_it_is_push_pull():
     assert plain == robust
 
 
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_rounding_loses_no_mass_however_large_sums_get(dtype):
+    """Sums of some thousands cannot take up trackers of 1e-14 (1e-5): what they leave is kept, so that nothing drifts."""
+    problem, algorithm = Quadratic.random(8, 3, heterogeneity=5.0, seed=1), RobustPushPull()
+    start = torch.full((8, 3), 1000.0)
+    simulation = Simulation(problem=problem, algorithm=algorithm, mixing=MIXING, lr=0.1, start=start, dtype=dtype)
+    steps = {}
+    for now in simulation.iterates(8000):
+        if now.step in (2000, 8000):
+            (off,) = algorithm.conserved(now.state, simulation.network).values()
+            error = (now.state.x - problem.optimum.to(dtype)).abs().max()
+            steps[now.step] = float(off.abs().max()), float(error)
+    small = 1e3 * torch.finfo(dtype).eps * 100
+    assert all(max(pair) < small for pair in steps.values()), steps
+    assert steps[8000][1] < 3 * steps[2000][1] + small / 100, steps
+
+
 @pytest.mark.parametrize("mixing", [MIXING, TWO], ids=["one graph", "two graphs"])
 def test_mass_and_what_is_under_way_make_up_the_gradients_at_every_step(mixing):
     problem, algorithm = Quadratic.random(8, 3, noise_std=1.0, seed=1), RobustPushPull()

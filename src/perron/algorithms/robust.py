@@ -18,14 +18,15 @@ from perron.node import Node
 class RobustState(NamedTuple):
     """What a node has, and what it has heard on each of its links.
 
-    Model; tracker; the gradient that it contains last; the sum of all trackers so far; and by link, the model and the sum that
-    were heard last.
+    Model; tracker; the gradient that it contains last; the sum of all trackers so far; what of the last tracker the sum could not
+    take up, for rounding; and by link, the model and the sum that were heard last.
     """
 
     x: Tensor
     y: Tensor
     grad: Tensor
     total: Tensor
+    left: Tensor
     models: Tensor
     totals: Tensor
 
@@ -45,7 +46,8 @@ class RobustPushPull(Algorithm):
         sum_i y_i + sum_ij B_ij (s_j - y_j - r_ij) = sum_i grad_i          mass of the trackers, and mass under way
 
     Needs weights that do not change, since the listener weighs sums of many steps. A link may fail for any time, not forever;
-    late messages ask for smaller steps. The sums grow with the steps, and rounding with them.
+    late messages ask for smaller steps. Sums grow, and in the end cannot take up small trackers in full; what they leave stays
+    with the node and is sent later, so that no mass is lost to rounding.
 
     References: Vaidya, Hadjicostis & Dominguez-Garcia 2012 (running sums); Tian, Sun & Scutari 2020 (ASY-SONATA); Zhu, Tian,
     Huang & Scutari 2023 (R-FAST).
@@ -69,7 +71,7 @@ class RobustPushPull(Algorithm):
     def init(self, x: Tensor, node: Node) -> RobustState:
         """y = grad = 0; a node takes neighbours that it has not heard yet to be where it is itself."""
         zero, totals = torch.zeros_like(x), torch.zeros_like(node.inward("push", x))
-        return RobustState(x, y=zero, grad=zero, total=zero, models=node.inward("pull", x).clone(), totals=totals)
+        return RobustState(x, zero, zero, zero, left=zero, models=node.inward("pull", x).clone(), totals=totals)
 
     def step(self, state: RobustState, node: Node, lr: Rate) -> Step:
         """As above."""
@@ -77,14 +79,15 @@ class RobustPushPull(Algorithm):
         totals = node.latest("push", state.total, state.totals)
         grad = yield state.x
         heard, sums = models.wait(), totals.wait()
-        y = node.weigh("push", sums - state.totals) + node.self_weight("push") * state.y
-        y.add_(grad).sub_(state.grad)
+        y = node.weigh("push", sums - state.totals) + node.self_weight("push") * (state.y - state.left)
+        y.add_(state.left).add_(grad).sub_(state.grad)
         x = node.weigh("pull", heard) + node.self_weight("pull") * state.x
-        return RobustState(less(x, lr, y), y, grad, state.total + y, heard, sums)
+        total = state.total + y
+        return RobustState(less(x, lr, y), y, grad, total, y - (total - state.total), heard, sums)
 
     def conserved(self, state: RobustState, network: Network) -> dict[str, Tensor]:
         """1^T y and what is under way, less 1^T grad."""
-        sent = state.total - state.y
+        sent = state.total - (state.y - state.left)
         matrix = torch.tensor(spectral_matrix(network, "push"), dtype=sent.dtype, device=sent.device)
         return {"1'y + under way - 1'grad": (state.y - state.grad).sum(-2) + under_way(matrix, sent, state.totals)}
 
