@@ -107,7 +107,7 @@ def test_algorithms_and_topologies_take_options(quick):
         ({"stepz": 5}, "There is no key 'stepz'; did you mean 'steps'"),
         ({"steps": -1}, r"steps: .*greater than or equal to 0; got -1"),
         ({"steps": "many"}, r"steps: .*got 'many'"),
-        ({"lr": 0}, r"lr\.default\.0.*greater than 0; got 0"),
+        ({"lr": 0}, r"lr\.default\.0.*greater than 0 or 'default'; got 0"),
         ({"lr": float("nan")}, "lr"),
         ({"topologies": ["exponentail"]}, "topologies: .*did you mean 'exponential'"),
         ({"topologies": [{"name": "ring", "chords": 3}]}, "topologies.*chords"),

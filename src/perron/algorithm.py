@@ -17,11 +17,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from perron.errors import MixingError
+from perron.errors import GraphError, MixingError
 from perron.mixing import Mixing
 from perron.network import Network
 from perron.node import Node
 from perron.spectral import period_product
+from perron.stochastic import skewed, uneven
 
 # Pull-only methods are not to be trusted where diag(A^t) gets as small as WILD of its limit. Measured with exact gradients at the
 # default step on directed rings of 6 to 16 nodes with random integer weights: errors of FROST first grow to a peak, and in double
@@ -216,27 +217,40 @@ def weighted(weights: np.ndarray[Any, Any], x: Tensor) -> Tensor:
 def check_matrices(about: About, mixing: Mixing) -> None:
     """The needs that follow from the matrices an algorithm mixes with."""
 
-    def refuse(need: str, remedy: str) -> None:
-        raise MixingError(f"{about.title} needs {need}; {mixing!r} does not offer that. {remedy}")
+    def refuse(need: str, found: str, remedy: str) -> None:
+        raise MixingError(f"{about.title} needs {need}; {mixing!r} does not offer that{found}. {remedy}")
+
+    def first(wrong: Callable[[Any], str]) -> str:
+        """What is wrong with the first matrix with which something is."""
+        both = zip(("pull", "push"), mixing.sequences, strict=True)
+        return next(f": in {side}, {said}" for side, matrices in both for one in matrices if (said := wrong(one)))
 
     kind = about.matrices
     if kind in ("A B", "A", "R C", "W", "W sym") and not mixing.has_pull:
-        refuse("a row-stochastic pull matrix", "Pass pull= to Mixing.")
+        refuse("a row-stochastic pull matrix", "", "Pass pull= to Mixing.")
     if kind in ("A B", "B", "R C", "W", "W sym") and not mixing.has_push:
-        refuse("a column-stochastic push matrix", "Pass push= to Mixing.")
+        refuse("a column-stochastic push matrix", "", "Pass push= to Mixing.")
     if kind in ("W", "W sym") and not mixing.is_doubly_stochastic:
-        refuse("doubly stochastic weights", "Use Mixing.metropolis (undirected graphs) or Mixing.balanced (digraphs).")
+        remedy = "Use Mixing.metropolis (undirected graphs) or Mixing.balanced (digraphs)."
+        refuse("doubly stochastic weights", first(uneven), remedy)
     if kind == "W sym" and not mixing.is_symmetric:
-        refuse("symmetric weights", "Use Mixing.metropolis on an undirected graph.")
+        refuse("symmetric weights", first(skewed), "Use Mixing.metropolis on an undirected graph.")
     if kind in ("A", "B") and not mixing.is_strongly_connected:
-        refuse("a strongly connected network", "Add edges, or use Push-Pull, which needs a common root only.")
+        try:
+            for graph in [mixing.pull_graph] * mixing.has_pull + [mixing.push_graph] * mixing.has_push:
+                graph.check_strongly_connected()
+        except GraphError as error:
+            found, remedy = f": {str(error).rstrip('.')}", "Or use Push-Pull, which needs a common root only."
+            refuse("a strongly connected network", found, remedy)
     if kind == "A":
         try:
             mixing.check_self_loops()
         except MixingError as error:
             raise MixingError(f"{about.title}: {error}") from None
     if kind == "R C" and not is_tree_pair(mixing):
-        refuse("a spanning-tree pair", "Use Mixing.spanning_trees(graph).")
+        found = f": {len(mixing.pull_graph.edges)} edges to pull along and {len(mixing.push_graph.edges)} to push along"
+        need = f"a spanning-tree pair, {mixing.nodes - 1} edges each"
+        refuse(need, found, "Use Mixing.spanning_trees(graph).")
 
 
 def is_tree_pair(mixing: Mixing) -> bool:

@@ -50,3 +50,9 @@ def listed(items: object, limit: int = 6, *, sep: str = ", ") -> str:
     parts = [str(item) for item in items]  # type: ignore[attr-defined]
     shown = sep.join(parts[:limit])
     return f"{shown}{sep}... ({len(parts) - limit} more)" if len(parts) > limit else shown
+
+
+def brief(value: object, limit: int = 80) -> str:
+    """A value as an error message shows it: on one line, and not all of it."""
+    shown = " ".join(repr(value).split())
+    return shown if len(shown) <= limit else f"{shown[: limit - 3]}..."

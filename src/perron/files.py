@@ -17,18 +17,18 @@ import csv
 import io
 import json
 import re
+import warnings
 import zipfile
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
-from xml.etree.ElementTree import ParseError, fromstring
+from xml.parsers import expat
 
 import numpy as np
 from scipy.sparse import csr_array
 
 from perron.atomic import write_bytes
-from perron.errors import FileError, GraphError, MixingError
+from perron.errors import FileError, GraphError, MixingError, brief
 from perron.graph import FloatArray, Graph, check_nodes
 from perron.mixing import Mixing
 
@@ -242,7 +242,7 @@ def _whole(token: str, where: str, what: str = "a node") -> int:
 
 def _weight(token: str, where: str) -> float:
     try:
-        weight = float(token)
+        weight = float(token if token.isascii() and "_" not in token else "")  # Python takes 1_0 and other digits, too
     except ValueError:
         raise FileError(f"{where}: {token!r:.80} is not a number.") from None
     if not np.isfinite(weight) or weight < 0:
@@ -300,24 +300,27 @@ def _from_graphml(path: Path) -> _Weights:
     import networkx as nx
 
     text = _text(path)
-    if "<!" in re.sub(r"<!--.*?-->|<!\[CDATA\[.*?\]\]>", "", text, flags=re.DOTALL):
+    declared = (
+        one for one in re.finditer(r"<!--.*?-->|<!\[CDATA\[.*?\]\]>|<!", text, flags=re.DOTALL) if one[0] == "<!"
+    )
+    if (first := next(declared, None)) is not None:
         raise FileError(
-            f"{path} declares a document type or entities (<!...); GraphML needs none, and they are refused."
+            f"{path}:{text.count(chr(10), 0, first.start()) + 1}: {text[first.start() :].split()[0]!r:.40} declares a document "
+            "type or entities; GraphML needs none, and they are refused."
         )
+    line_of = _check_graphml(text, path)
     try:
-        _check_graphml(text, path)
-        graph: Any = nx.parse_graphml(text)
-    except FileError:
-        raise
-    except ParseError as error:
-        raise FileError(f"{path}:{error.position[0]}: not well-formed XML: {error}.") from None
-    except (nx.NetworkXError, ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
-        raise FileError(f"{path} is not GraphML that can be read: {error}.") from None
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of ports and the like, which change nothing
+            graph: Any = nx.parse_graphml(text)
+    except (nx.NetworkXError, ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError) as error:
+        raise FileError(f"{path} is not GraphML that can be read: {brief(str(error))}.") from None
     names = [str(node) for node in graph.nodes]
     number = {node: i for i, node in enumerate(graph.nodes)}
     edges = []
     for source, target, weight in graph.edges(data="weight", default=1.0):
-        value = _weight(str(weight), f"{path}: edge {source} -> {target}")
+        line = line_of.get((source, target)) or line_of[target, source]
+        value = _weight(str(weight), f"{path}:{line}: edge {source} -> {target}")
         edges.append((number[source], number[target], value))
         if not graph.is_directed() and source != target:
             edges.append((number[target], number[source], value))
@@ -326,26 +329,47 @@ def _from_graphml(path: Path) -> _Weights:
     return _Weights(matrix, None if names == [str(i) for i in range(len(names))] else names)
 
 
-def _check_graphml(text: str, path: Path) -> None:
-    """What networkx would silently mend: more than one graph, nodes and edges that repeat, ends that no node has."""
-    parts = {kind: [e for e in fromstring(text).iter() if e.tag.rpartition("}")[2] == kind] for kind in KINDS}  # noqa: S314
+def _check_graphml(text: str, path: Path) -> dict[tuple[str, str], int]:
+    """What networkx would silently mend: more than one graph, nodes and edges that repeat, ends that no node has.
+
+    Returns the line of each edge.
+    """
+    parts: dict[str, list[tuple[dict[str, str], int]]] = {kind: [] for kind in KINDS}
+    parser = expat.ParserCreate(namespace_separator="}")
+
+    def begin(name: str, attributes: dict[str, str]) -> None:
+        parts.get(name.rpartition("}")[2], []).append((attributes, parser.CurrentLineNumber))
+
+    parser.StartElementHandler = begin
+    try:
+        parser.Parse(text, True)
+    except expat.ExpatError as error:
+        raise FileError(f"{path}:{error.lineno}: not well-formed XML: {error}.") from None
     if len(parts["graph"]) != 1:
         raise FileError(
             f"{path} is not GraphML that can be read: it holds {len(parts['graph'])} graphs instead of one."
         )
-    nodes = [node.get("id") for node in parts["node"]]
-    edges = [(edge.get("source"), edge.get("target")) for edge in parts["edge"]]
-    if not nodes:
+    if not parts["node"]:
         raise FileError(f"{path} holds no nodes.")
-    for name, count in Counter(nodes).items():
-        if count > 1 or name is None:
-            raise FileError(f"{path}: node {name!r:.80} stands there {count} times; every node needs an id of its own.")
-    known, undirected = set(nodes), parts["graph"][0].get("edgedefault") == "undirected"
-    for (source, target), count in Counter(min(e, e[::-1], key=str) if undirected else e for e in edges).items():
-        if source not in known or target not in known:
-            raise FileError(f"{path}: edge {source} -> {target} has an end that is no node of the file.")
-        if count > 1:
-            raise FileError(f"{path}: edge {source} -> {target} stands there more than once.")
+    nodes: dict[str | None, int] = {}
+    for node, line in parts["node"]:
+        name = node.get("id")
+        if name is None or name in nodes:
+            found = "has no id" if name is None else f"{name!r:.80} stands in line {nodes[name]} already"
+            raise FileError(f"{path}:{line}: node {found}; every node needs an id of its own.")
+        nodes[name] = line
+    undirected = parts["graph"][0][0].get("edgedefault") == "undirected"
+    edges: dict[tuple[str, str], int] = {}
+    for edge, line in parts["edge"]:
+        source, target = edge.get("source"), edge.get("target")
+        what = f"{path}:{line}: edge {source} -> {target}"
+        if source is None or target is None or source not in nodes or target not in nodes:
+            raise FileError(f"{what} has an end that is no node of the file.")
+        before = edges.get((source, target)) or (edges.get((target, source)) if undirected else None)
+        if before:
+            raise FileError(f"{what} stands in line {before} already.")
+        edges[source, target] = line
+    return edges
 
 
 def _to_graphml(matrix: csr_array, labels: Sequence[str] | None) -> str:

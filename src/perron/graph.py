@@ -16,7 +16,7 @@ from numpy.typing import ArrayLike, NDArray
 from scipy.sparse import csr_array, issparse
 from scipy.sparse.csgraph import breadth_first_order, connected_components
 
-from perron.errors import GraphError, listed
+from perron.errors import GraphError, brief, listed
 
 if TYPE_CHECKING:
     import networkx as nx
@@ -193,8 +193,10 @@ class Graph:
             np.flatnonzero(self.components == sink),
             np.flatnonzero(self.components == source),
         )
+        shown = [f"{{{self._named(np.flatnonzero(self.components == one))}}}" for one in range(min(count, 6))]
+        groups = ", ".join(shown) + (f", ... ({count - 6} more)" if count > 6 else "")
         raise GraphError(
-            f"{self.name} is not strongly connected: it falls into {count} strongly connected components. "
+            f"{self.name} is not strongly connected: it falls into {count} strongly connected components, {groups}. "
             f"Nodes {{{self._named(unheard)}}} cannot reach nodes {{{self._named(unreached)}}}, for example "
             f"{self.label(unheard[0])} cannot reach {self.label(unreached[0])}. Add an edge from the former to the "
             f"latter, such as ({self.label(unheard[0])}, {self.label(unreached[0])})."
@@ -327,7 +329,7 @@ def _checked_pairs(edges: Iterable[tuple[int, int]] | ArrayLike, nodes: int) -> 
     try:
         raw = np.asarray(edges if isinstance(edges, np.ndarray) else list(edges))  # type: ignore[arg-type]
     except (ValueError, TypeError):
-        raise GraphError(f"Edges are pairs of whole numbers (source, target); got {edges!r:.80}.") from None
+        raise GraphError(f"Edges are pairs of whole numbers (source, target); got {brief(edges)}.") from None
     if raw.size == 0:
         return np.empty((0, 2), dtype=np.int64)
     if raw.ndim != 2 or raw.shape[1] != 2 or not np.issubdtype(raw.dtype, np.integer):
@@ -348,7 +350,7 @@ def _checked_labels(labels: Sequence[str] | None, nodes: int) -> tuple[str, ...]
         )
     for label in labels:
         if not label or not str(label).isprintable() or str(label) != str(label).strip():
-            raise GraphError(f"A label is printable text without blanks around it; got {label!r:.80}.")
+            raise GraphError(f"A label is printable text without blanks around it; got {brief(label)}.")
     return tuple(str(label) for label in labels)
 
 

@@ -18,6 +18,8 @@ from perron.metrics import Metric, Snapshot, chosen
 if TYPE_CHECKING:
     import pandas as pd
 
+MOST = 10_000_000  # records of a run
+
 
 @dataclass(frozen=True)
 class History:
@@ -144,8 +146,15 @@ def _numbers(watcher: Any) -> dict[str, Any]:
 
 def recorded(steps: int, every: int | Literal["log"] | None) -> set[int]:
     """The steps at which to measure."""
+    if steps >= 2**53:
+        raise PerronError(f"steps is a number of steps that can be counted, below 2^53; got {steps}.")
     if every == "log":
         return {0, steps, *np.unique(np.geomspace(1, max(steps, 1), 200).round().astype(int)).tolist()}
     if every is not None and (not isinstance(every, int) or every < 1):
         raise PerronError(f"every is a whole number of steps, or 'log'; got {every!r}.")
+    if every is not None and steps // every > MOST:
+        raise PerronError(
+            f"{steps:,} steps, measured every {every}, are {steps // every:,} records; at most {MOST:,} are kept. "
+            f"Choose every = {-(-steps // MOST)} or more."
+        )
     return {steps, *range(0, steps + 1, every or max(1, steps // 200))}

@@ -16,17 +16,18 @@ from scipy.sparse import csr_array, diags_array, issparse
 from scipy.sparse.csgraph import shortest_path
 
 from perron.balancing import balance
-from perron.errors import GraphError, MixingError, listed
+from perron.errors import GraphError, MixingError, brief, listed
 from perron.graph import Graph, IntArray, check_whole
 from perron.stochastic import (
-    TOLERANCE,
     Matrix,
     as_csr,
     check_entries,
     check_stochastic,
     columns_to_one,
     rows_to_one,
+    skewed,
     stored,
+    uneven,
 )
 
 Graphs = Graph | Sequence[Graph]
@@ -157,14 +158,12 @@ matrices are row-stochastic, which lets the nodes agree, but on a wrong point. D
     @cached_property
     def is_doubly_stochastic(self) -> bool:
         """Whether all its matrices are both row- and column-stochastic."""
-        ones = np.ones(self.nodes)
-        sums = [total for m in self._pulls + self._pushes for total in (m @ ones, m.T @ ones)]
-        return float(np.abs(np.stack(sums) - 1).max()) <= TOLERANCE
+        return not any(uneven(matrix) for matrix in self._pulls + self._pushes)
 
     @cached_property
     def is_symmetric(self) -> bool:
         """Whether all its matrices are symmetric."""
-        return all(abs(matrix - matrix.T).max() <= TOLERANCE for matrix in self._pulls + self._pushes)
+        return not any(skewed(matrix) for matrix in self._pulls + self._pushes)
 
     def check_self_loops(self) -> None:
         """Raise a `MixingError` unless every node keeps a share of its own value, as pull-only methods need."""
@@ -421,7 +420,7 @@ def _union_graph(matrices: tuple[Matrix, ...], name: str) -> Graph:
 def _listed_graphs(graph: Graphs) -> list[Graph]:
     graphs = [graph] if isinstance(graph, Graph) else list(graph)
     if not graphs or not all(isinstance(one, Graph) for one in graphs):
-        raise MixingError(f"Weights go on a Graph or a sequence of them; got {graph!r:.80}.")
+        raise MixingError(f"Weights go on a Graph or a sequence of them; got {brief(graph)}.")
     return graphs
 
 

@@ -79,6 +79,8 @@ def _from_file(path: Path, weights: str | None, seed: int | None) -> tuple[Graph
 
             notes[-1] += ", of weight 1"
             matrix = matrix + eye_array(graph.nodes)
+    if weights.replace("-", "_") != "spanning_trees":  # which need a common root only
+        graph.check_strongly_connected()  # here, where the nodes have the names that the file gives them
     if weights == "file":
         _refuse("the file's own weights", seed=seed)
         return graph, Mixing.normalized(matrix, name=f"{path.name}, its own weights"), notes

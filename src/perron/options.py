@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, TypeVar, get_type_hints
 
-from perron.errors import UnknownNameError
+from perron.errors import UnknownNameError, brief
 
 NAME = r"^[\w.-]*\w[\w.-]*$"  # of a study, and so of its files
 
@@ -14,7 +15,10 @@ if TYPE_CHECKING:  # imported where it is needed: it takes a while, and most com
     from pydantic import BaseModel, ValidationError
 
 T = TypeVar("T")
-SHAPES = ("function-before[_listed()]", "function-before[_chosen()]")  # parts of an error's place that say nothing
+# Parts of an error's place that say which of several types was tried; parts of its text that say nothing.
+SHAPES = re.compile(r"bool|int|float|str|none|constrained-\w+|(literal|list|dict|nullable|function-\w+|union)\[.*\]")
+EXPECTED = re.compile(r"^Input should be |, unable to parse .*$")
+WORDS = {"a valid dictionary or instance of Choice": "a name, or a table with a name"}
 
 
 def named(name: str, among: Mapping[str, T], kind: str) -> T:
@@ -72,19 +76,32 @@ def checked(model: type[BaseModel], given: dict[str, Any]) -> BaseModel:
 
 
 def told(error: ValidationError, known: Iterable[str] = ()) -> str:
-    """All that is wrong with what was given, each with its key."""
-    told = []
+    """All that is wrong with what was given: each key, what it may be, and what it was."""
+    at: dict[str, list[Any]] = {}
     for problem in error.errors():
-        key = ".".join(str(part) for part in problem["loc"] if part not in SHAPES)
-        said = problem["msg"].removeprefix("Value error, ")
-        if problem["type"] == "extra_forbidden":
-            key, said = "", str(unknown(key, known, "key"))
-        elif problem["type"] == "literal_error" and isinstance(problem["input"], str):
-            said = str(unknown(problem["input"], _choices(problem["ctx"]["expected"]), key))
-        elif problem["type"] != "value_error":
-            said = f"{said[0].lower()}{said[1:]}; got {problem['input']!r}"
-        told.append(f"{key}: {said}" if key else said)
-    return "; ".join(told)
+        parts = [str(part) for part in problem["loc"] if not SHAPES.fullmatch(str(part))]
+        key = ".".join(part if part.isprintable() else repr(part) for part in parts)
+        at.setdefault(key, []).append(problem)  # a key that may be this or that has a problem with each
+    return "; ".join(_said(key, problems, known) for key, problems in at.items())
+
+
+def _said(key: str, problems: list[Any], known: Iterable[str]) -> str:
+    """What is wrong with one key."""
+    first = problems[0]
+    if first["type"] == "extra_forbidden":
+        return str(unknown(key, known, "key"))
+    if first["type"] == "missing":
+        said = "it is needed, and is not there"
+    elif first["type"] == "value_error":
+        said = first["msg"].removeprefix("Value error, ")
+    elif first["type"] == "literal_error" and len(problems) == 1 and isinstance(first["input"], str):
+        said = str(unknown(first["input"], _choices(first["ctx"]["expected"]), key))
+    elif not first["msg"].startswith("Input should be "):
+        said = f"{first['msg'][0].lower()}{first['msg'][1:]}; got {brief(first['input'])}"
+    else:
+        allowed = dict.fromkeys(EXPECTED.sub("", one["msg"]) for one in problems)
+        said = f"input should be {' or '.join(WORDS.get(one, one) for one in allowed)}; got {brief(first['input'])}"
+    return f"{key}: {said}" if key else said
 
 
 def _choices(expected: str) -> list[str]:

@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 import numpy as np
 from scipy.sparse import csr_array, issparse
 
-from perron.errors import MixingError
+from perron.errors import MixingError, brief
 from perron.graph import FloatArray
 
 Matrix: TypeAlias = Any  # a dense float64 array or a csr_array
@@ -40,7 +40,7 @@ def as_csr(matrix: Any) -> csr_array:
             matrix = np.asarray(matrix)
             matrix = matrix if np.iscomplexobj(matrix) else matrix.astype(np.float64)
         except (TypeError, ValueError):
-            raise MixingError(f"A mixing matrix is an n x n array of numbers; got {matrix!r:.80}.") from None
+            raise MixingError(f"A mixing matrix is an n x n array of numbers; got {brief(matrix)}.") from None
         if matrix.ndim != 2:
             raise MixingError(f"A mixing matrix is an n x n array of numbers; got shape {matrix.shape}.")
     if np.iscomplexobj(matrix):
@@ -99,6 +99,27 @@ def _worst(matrix: csr_array, axis: int) -> tuple[int, float, float]:
     sums = matrix.sum(axis=axis)
     line = int(np.argmax(np.abs(sums - 1)))
     return line, abs(float(sums[line]) - 1), float(sums[line])
+
+
+def uneven(matrix: Matrix) -> str:
+    """The row or column whose sum is farthest from one, in words; nothing if all sum to one."""
+    sparse = csr_array(matrix)
+    (off, kind, line, total) = max(
+        (off, kind, line, total)
+        for kind, axis in (("row", 1), ("column", 0))
+        for line, off, total in [_worst(sparse, axis)]
+    )
+    return f"{kind} {line} sums to {total:.12g}" if off > TOLERANCE else ""
+
+
+def skewed(matrix: Matrix) -> str:
+    """The pair of entries ``[i, j]`` and ``[j, i]`` that differ most, in words; nothing if the matrix is symmetric."""
+    sparse = csr_array(matrix)
+    apart = csr_array(abs(sparse - sparse.T)).tocoo()
+    if not apart.nnz or apart.max() <= TOLERANCE:
+        return ""
+    i, j = (int(one[np.argmax(apart.data)]) for one in (apart.row, apart.col))
+    return f"[{i}, {j}] = {sparse[i, j]:.12g} but [{j}, {i}] = {sparse[j, i]:.12g}"
 
 
 def _remedy(side: str, matrix: csr_array, axis: int, *, swapped: bool, both: bool) -> str:

@@ -1,0 +1,355 @@
+"""A long time of faults: four nodes train on real data and are killed, stopped and started again, over and over.
+
+    .venv/bin/python benchmarks/soak.py [MINUTES] [--out docs/engine] [--seed 0]
+
+Every 5 to 15 seconds something happens to a training with checkpoints: a node is killed; a node is stopped, for less than the
+timeout or for more; or the launcher itself is killed, and started anew. At the end it is trained again without any fault, and the
+final states of all nodes are compared bit for bit. Prints a table, and writes soak.json and soak.md. Code 1 if it fell short.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from contextlib import suppress
+from dataclasses import dataclass, field
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import psutil
+from rich.console import Console
+from rich.table import Table
+
+NODES, BATCH, EVERY = 4, 32, 25  # EVERY: steps between checkpoints
+TIMEOUT = 4.0  # seconds after which a silent neighbour is given up
+PAUSE, HANG = 0.5 * TIMEOUT, 2 * TIMEOUT
+BETWEEN = (5.0, 15.0)  # seconds between faults
+KINDS = {"kill": 4, "pause": 2, "hang": 2, "launcher": 2}  # how often, relatively
+SLEEP = 0.02  # seconds that a step takes at least, under faults: there is time for them
+EARLY = 0.2  # the share of faults that do not wait until the training has come further than before the last one
+AGE = 2.0  # seconds after its first step at which the memory and files of a process are looked at
+LEAD = 400  # steps from the end of the faults to the end of the training
+BARS = {"faults": 100, "memory": 0.05, "gap": 60.0}
+ENGINE = [
+    "agreement",
+    "atomic",
+    "checkpoint",
+    "distributed",
+    "flat",
+    "keyed",
+    "launch",
+    "optim",
+    "peers",
+    "saved",
+]  # what is soaked
+HERE = Path(__file__).resolve()
+
+
+def version() -> str:
+    """A name of the sources that were soaked."""
+    import perron
+
+    found = sha256(HERE.read_bytes())
+    for name in ENGINE:
+        found.update((Path(perron.__file__).parent / f"{name}.py").read_bytes())
+    return found.hexdigest()[:16]
+
+
+# ---- a node
+
+
+def worker(folder: Path, sleep: float) -> None:
+    """Plain training that goes on from its last checkpoint, and ends after the step that a file names."""
+    import torch
+    from torch import nn
+    from torch.nn.functional import cross_entropy
+
+    import perron
+    from perron import checkpoint, saved
+    from perron.keyed import NOISE, Keyed
+
+    torch.set_num_threads(1)
+    rank, size = perron.distributed.init()
+    data = perron.data.load("digits")
+    images, labels = data.images[rank::size].flatten(1) / 255.0, data.labels[rank::size].long()
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(images.shape[1], 64), nn.ReLU(), nn.Linear(64, 10))
+    optimizer = perron.optim.Decentralized(model, perron.PushPull(), "exponential", lr=0.02, timeout=TIMEOUT)
+    checkpoint.load(folder / "saved", optimizer)
+    (folder / f"begun-{os.getpid()}").write_text(str(rank))
+    draws, last = Keyed(0, node=rank, stream=NOISE), folder / "last"
+    goal = int(last.read_text()) if last.exists() else None
+    while goal is None or optimizer.steps < goal:
+        batch = draws.integers(optimizer.steps, BATCH, len(images))  # by the step: the same when it is done again
+        optimizer.zero_grad()
+        cross_entropy(model(images[batch]), labels[batch]).backward()
+        optimizer.step()
+        time.sleep(sleep)
+        if optimizer.steps % EVERY == 0:
+            checkpoint.save(folder / "saved", optimizer)
+            _write(folder / f"step-{rank}", str(optimizer.steps))
+            goal = int(last.read_text()) if last.exists() else None
+    optimizer.close()
+    state = [*optimizer.algorithm_state, *model.state_dict().values()]
+    _write(folder / f"end-{rank}", f"{optimizer.steps} {saved.digest(state)}")
+    perron.distributed.close()
+
+
+def _write(path: Path, text: str) -> None:
+    path.with_suffix(".part").write_text(text)
+    path.with_suffix(".part").replace(path)
+
+
+# ---- a training
+
+
+@dataclass
+class Look:
+    """What a process has, at a certain age."""
+
+    at: float
+    memory: int
+    files: int
+
+
+@dataclass
+class Training:
+    """Processes that train in a directory, and what was seen of them."""
+
+    folder: Path
+    sleep: float
+    began: float = field(default_factory=time.monotonic)
+    starts: int = 0
+    step: int = 0
+    moved: float = field(default_factory=time.monotonic)  # when it came further than ever
+    gap: float = 0.0
+    struck: float = 0.0  # when the last fault was
+    looks: dict[int, Look] = field(default_factory=dict)  # by process
+    long: dict[int, list[int]] = field(default_factory=dict)  # memory of each process as it goes
+    since: dict[int, float] = field(default_factory=dict)
+    launcher: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        """Start the launcher."""
+        command = [sys.executable, "-m", "perron", "launch", "--nodes", str(NODES), "--restarts", "100000"]
+        with (self.folder / "log").open("a") as log:
+            words = [str(HERE), "worker", str(self.folder), str(self.sleep)]
+            self.launcher = subprocess.Popen([*command, *words], stderr=log, stdout=log)
+        self.starts += 1
+
+    def ended(self) -> bool:
+        """Whether all nodes came to the end; a launcher that ended before is started anew."""
+        if self.launcher is None or self.launcher.poll() is not None:
+            if self.launcher is not None and self.launcher.returncode == 0:
+                return True
+            self.start()
+        return False
+
+    def nodes(self, *, begun: bool = True) -> list[psutil.Process]:
+        """The nodes' processes; only those that have begun to train, or all."""
+        if self.launcher is None or self.launcher.poll() is not None:
+            return []
+        with suppress(psutil.Error):
+            children = psutil.Process(self.launcher.pid).children()
+            return [one for one in children if not begun or (self.folder / f"begun-{one.pid}").exists()]
+        return []
+
+    def look(self) -> None:
+        """How far it is, and what its processes have."""
+        now = time.monotonic()
+        for path in self.folder.glob("step-*"):
+            if path.suffix != ".part" and (step := int(path.read_text() or 0)) > self.step:
+                self.gap = max(self.gap, now - self.moved) if self.step else self.gap
+                self.step, self.moved = step, now
+        for one in self.nodes():
+            with suppress(psutil.Error):
+                age, memory = now - self.since.setdefault(one.pid, now), one.memory_info().rss
+                self.long.setdefault(one.pid, []).append(memory)
+                if age >= AGE and one.pid not in self.looks:
+                    self.looks[one.pid] = Look(now - self.began, memory, one.num_fds())
+
+    def run(self, seconds: float) -> bool:
+        """Let it run; whether it has ended."""
+        until = time.monotonic() + seconds
+        while time.monotonic() < until:
+            self.look()
+            if self.ended():
+                return True
+            time.sleep(0.1)
+        return False
+
+    def stop(self) -> None:
+        """Leave nothing running."""
+        if self.launcher is not None and self.launcher.poll() is None:
+            self.launcher.terminate()
+            with suppress(subprocess.TimeoutExpired):
+                self.launcher.wait(30)
+
+    def ends(self) -> list[str]:
+        """The final states' names, by node."""
+        return [(self.folder / f"end-{rank}").read_text() for rank in range(NODES)]
+
+
+def fault(training: Training, kind: str, dice: random.Random) -> bool:
+    """Do it; whether there was somebody to do it to."""
+    early = dice.random() < EARLY
+    while not (nodes := training.nodes(begun=not early)) or not (early or training.moved > training.struck):
+        training.run(0.5)
+    if training.launcher is None:
+        return False
+    training.struck = time.monotonic()
+    if kind == "launcher":
+        training.launcher.kill()
+        training.launcher.wait()
+        return True
+    one = dice.choice(sorted(nodes, key=lambda node: node.pid))
+    try:
+        one.send_signal(signal.SIGKILL if kind == "kill" else signal.SIGSTOP)
+    except psutil.Error:  # it was about to end
+        return False
+    if kind != "kill":
+        training.run(PAUSE if kind == "pause" else HANG)
+        with suppress(psutil.Error):  # its launcher may have ended it meanwhile
+            one.send_signal(signal.SIGCONT)
+    return True
+
+
+def soaked(folder: Path, minutes: float, seed: int, say: Any) -> dict[str, Any]:
+    """Train under faults, and without; what was seen."""
+    dice, done = random.Random(seed), Counter[str]()  # noqa: S311 - reproducible, not secret
+    for name in ("faults", "calm"):
+        (folder / name).mkdir()
+    training = Training(folder / "faults", SLEEP)
+    try:
+        training.ended()
+        while time.monotonic() - training.began < 60 * minutes:
+            training.run(dice.uniform(*BETWEEN))
+            kind = dice.choices(list(KINDS), list(KINDS.values()))[0]
+            if fault(training, kind, dice):
+                done[kind] += 1
+                say(f"{time.monotonic() - training.began:5.0f} s: {kind}; step {training.step}")
+        goal = -(-(training.step + LEAD) // EVERY) * EVERY
+        _write(training.folder / "last", str(goal))
+        if not training.run(300):
+            raise SystemExit(f"The training did not end:\n{(training.folder / 'log').read_text()[-3000:]}")
+    finally:
+        training.stop()
+    seconds = time.monotonic() - training.began
+    say(f"{sum(done.values())} faults; now {goal} steps without")
+    calm = Training(folder / "calm", 0.0)
+    _write(calm.folder / "last", str(goal))
+    try:
+        if not calm.run(60 * max(minutes, 5)):
+            raise SystemExit(f"The calm training did not end:\n{(calm.folder / 'log').read_text()[-3000:]}")
+    finally:
+        calm.stop()
+    return figures(training, calm, done, seconds)
+
+
+def figures(training: Training, calm: Training, done: Counter[str], seconds: float) -> dict[str, Any]:
+    """The numbers of the table."""
+    looks = sorted(training.looks.values(), key=lambda look: look.at)
+    few = max(NODES, len(looks) // 10)
+    first, last = looks[:few], looks[-few:]
+    memory = [statistics.median(look.memory for look in part) for part in (first, last)]
+    longest = [part for part in calm.long.values() if len(part) >= 20]
+    grown = [
+        statistics.median(part[-len(part) // 10 :]) / statistics.median(part[2 : 2 + len(part) // 10]) - 1
+        for part in longest
+    ]
+    return {
+        "version": version(),
+        "minutes": round(seconds / 60, 1),
+        "faults": dict(done),
+        "launchers": training.starts,
+        "processes": len(training.since),
+        "steps": training.ends()[0].split()[0],
+        "same bits": training.ends() == calm.ends(),
+        "states": sorted(set(training.ends())),
+        "memory at the same age": [round(one / 1e6, 1) for one in memory],
+        "memory growth": round(memory[1] / memory[0] - 1, 4),
+        "memory growth of the calm one": round(max(grown, default=0.0), 4),
+        "open files": [sorted({look.files for look in part}) for part in (first, last)],
+        "gap": round(training.gap, 1),
+        "load of the machine": round(os.getloadavg()[1], 1),
+    }
+
+
+def shortfalls(found: dict[str, Any]) -> list[str]:
+    """Where it falls short of the bars."""
+    many = sum(found["faults"].values())
+    wanted = BARS["faults"] if found["minutes"] >= 29 else found["minutes"]  # of a short one, one a minute
+    files = found["open files"]
+    checks = {
+        f"{many} faults in {found['minutes']} minutes": many >= wanted,
+        "other bits": found["same bits"],
+        f"memory grows by {found['memory growth']:.1%}": found["memory growth"] < BARS["memory"],
+        f"open files: {files[0]} to {files[1]}": max(files[1]) <= max(files[0]),
+        f"a gap of {found['gap']} s": found["gap"] <= BARS["gap"],
+    }
+    return [what for what, good in checks.items() if not good]
+
+
+def told(found: dict[str, Any]) -> str:
+    """The figures in a sentence."""
+    kinds = ", ".join(f"{many} {kind}" for kind, many in sorted(found["faults"].items()))
+    bits = "the same bits as undisturbed" if found["same bits"] else "OTHER BITS than undisturbed"
+    return (
+        f"{sum(found['faults'].values())} faults in {found['minutes']} minutes ({kinds}), {found['steps']} steps, {bits}; "
+        f"memory {found['memory growth']:+.1%} at the same age, open files {found['open files'][0]} to {found['open files'][1]}, "
+        f"longest time without progress {found['gap']} s"
+    )
+
+
+PAGE = """# A long time of faults
+
+Written by `scripts/soak`. Four nodes train on the bundled digits with checkpoints every {every} steps, started by `perron launch
+--restarts`; every 5 to 15 seconds a node is killed (kill), stopped for less than the timeout of {timeout:g} s (pause) or for more
+(hang), or the launcher is killed and started anew (launcher).
+
+{told}.
+
+| | |
+|---|---|
+{rows}
+"""
+
+
+def main() -> None:
+    """Soak, print the table, and write the files."""
+    if sys.argv[1:2] == ["worker"]:
+        worker(Path(sys.argv[2]), float(sys.argv[3]))
+        return
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("minutes", type=float, nargs="?", default=30.0)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--out", type=Path, help="where to write soak.json and soak.md")
+    options = parser.parse_args()
+    console = Console()
+    with tempfile.TemporaryDirectory() as place:
+        found = soaked(Path(place), options.minutes, options.seed, lambda line: console.print(line, style="dim"))
+    table = Table("", "", title="soak")
+    for name, value in found.items():
+        table.add_row(name, str(value))
+    console.print(table)
+    if options.out:
+        rows = "\n".join(f"| {name} | {value} |" for name, value in found.items())
+        page = PAGE.format(every=EVERY, timeout=TIMEOUT, told=told(found), rows=rows)
+        (options.out / "soak.json").write_text(json.dumps(found, indent=1) + "\n")
+        (options.out / "soak.md").write_text(page)
+    if short := shortfalls(found):
+        sys.exit(f"It fell short: {'; '.join(short)}.")
+
+
+if __name__ == "__main__":
+    main()
