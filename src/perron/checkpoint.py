@@ -30,11 +30,11 @@ from torch import Tensor
 from perron import saved
 from perron.agreement import gathered
 from perron.atomic import PART, make_directory, write_bytes
-from perron.elastic import START
 from perron.errors import FileError, listed
 from perron.flat import averaged
 from perron.locks import hold
 from perron.optim import Decentralized
+from perron.peers import START
 
 FORMAT = 2
 KINDS: dict[str, type] = {

@@ -33,15 +33,15 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from perron import distributed
-from perron.agreement import compare, described, fingerprint, gathered, taken, united
+from perron.agreement import compare, described, fingerprint, gathered, taken, united, versions
 from perron.algorithm import Algorithm
 from perron.algorithms import PushPull
 from perron.distributed import DistributedNode
-from perron.elastic import START, Change, Membership
+from perron.elastic import Change, Membership
 from perron.errors import NetworkError, PerronError
 from perron.flat import Flat, replaced
 from perron.network import Network
-from perron.peers import TIMEOUT, Group, Peers
+from perron.peers import START, TIMEOUT, Group, Peers, checked
 from perron.wiring import Wiring, network, rewired
 
 WIRES = {None: None, "bf16": torch.bfloat16}
@@ -112,6 +112,7 @@ class Decentralized(torch.optim.Optimizer):
         self.nonfinite, self.timeout = nonfinite, timeout
         self._graph = graph if isinstance(graph, str) or not isinstance(graph, Iterable) else tuple(graph)
         self._settings: dict[str, Any] = {"weights": weights, "seed": seed, "wire": wire, "broadcast": broadcast}
+        self._settings |= {"timeout": checked(timeout), "nonfinite": nonfinite}
         self._flat = Flat(self.param_groups, self.model)
         self._made = True
         self._running: Any = None
@@ -459,12 +460,10 @@ class Decentralized(torch.optim.Optimizer):
 
     def _facts(self, *, began: bool) -> dict[str, Any]:
         """What all processes need to have in common; once training has begun, schedules may be a step apart."""
-        from perron import __version__
-
         return {
-            "the version of perron": __version__,
+            **versions(),
             "the algorithm": described(self.algorithm),
             "the network": f"{self.mixing!r} {fingerprint(self.mixing)}",
             **self._flat.facts(self.param_groups, began=began),
-            "the settings": self._settings,
+            **self._settings,
         }
