@@ -139,6 +139,10 @@ def load(folder: str | Path, optimizer: Decentralized) -> Checkpoint | None:
     everybody = [json.loads(text) for text in texts]
     told = [{key: {Moment(*one) for one in each[key]} for key in ("mine", "foreign", "seen")} for each in everybody]
     same, other = (set.intersection(*(one[key] for one in told)) for key in ("mine", "foreign"))
+    latest = max((moment.run for one in told for moment in one["seen"]), default="")
+    if latest >= optimizer.born and (number := latest.partition("-")[0]).isdecimal():
+        # The clock was set back: what is saved from now on must still count as newer.
+        optimizer.born = f"{int(number) + 1:020d}-{optimizer.born.partition('-')[2]}"
     chosen = max(same | other, default=None)
     newer = sorted(moment for moment in set.union(*(one["seen"] for one in told)) if chosen is None or moment > chosen)
     wrong = [why for one in everybody for run, step, why in one["wrong"] if Moment(run, step) in newer]

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 from functools import cached_property, partial
@@ -31,7 +32,7 @@ from perron.keyed import LOSSES, NOISE, PARTICIPATION, Keyed, link_names
 from perron.mixing import Mixing
 from perron.network import Network
 from perron.node import Handle, Node, Side
-from perron.peers import LAST, START, TIMEOUT, Group, Parcel, Peers, checked, follow_launcher, line, meaning
+from perron.peers import LAST, START, TIMEOUT, Group, Parcel, Peers, Timed, checked, follow_launcher, line, meaning
 from perron.problem import Problem
 from perron.schedule import LearningRate, rate_at
 
@@ -204,10 +205,12 @@ class _Batch:
         if self.error is not None:
             said = f"Node {node.name} lost {self._everybody()} in step {node.step}: {meaning(self.error)}."
             raise NetworkError(f"{said} {node.peers.remedy}".rstrip()) from None
+        works: list[Any] = self.works
+        if len(works) == len(self.loads):  # NCCL gives one for all messages, gloo one for each
+            names = [node.peers.names[load.neighbour] for load in self.loads]
+            works = [Timed(work, node.waited, name) for work, name in zip(works, names, strict=True)]
         try:
-            node.peers.finish(
-                [(work, partial(self._lost, place)) for place, work in enumerate(self.works)], node.timeout
-            )
+            node.peers.finish([(one, partial(self._lost, place)) for place, one in enumerate(works)], node.timeout)
         except NetworkError:
             self.works, self.parcels = [], []  # large, and connections hang on them
             raise
@@ -265,6 +268,9 @@ class DistributedNode(Node):
         timeout: seconds after which a silent neighbour is given up.
         seed: of what nodes draw themselves; as in the simulator.
         wire: the type of numbers on the wire, as ``torch.bfloat16``; that of the tensors if None.
+
+    Attributes:
+        waited: seconds spent in waiting for each neighbour, by its name.
     """
 
     def __init__(
@@ -291,6 +297,7 @@ class DistributedNode(Node):
         self._waiting: list[Exchange] = []
         self._posted: list[_Batch] = []
         self._batches = 0
+        self.waited: dict[int, float] = defaultdict(float)
         self._seed = seed
         self._participation = Keyed(seed, stream=PARTICIPATION, node=self.number)
 

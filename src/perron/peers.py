@@ -131,6 +131,21 @@ class Group(Peers):
             wait(work, what, timeout, self.remedy)
 
 
+class Timed:
+    """A piece of work; the seconds that were spent in waiting for it are added to those for its neighbour."""
+
+    def __init__(self, work: Any, waited: dict[int, float], neighbour: int) -> None:
+        self.work, self.waited, self.neighbour = work, waited, neighbour
+
+    def wait(self, timeout: timedelta) -> None:
+        """As the work does."""
+        began = time.monotonic()
+        try:
+            self.work.wait(timeout)
+        finally:
+            self.waited[self.neighbour] += time.monotonic() - began
+
+
 def wait(work: Any, what: Words, timeout: float, remedy: str = "") -> None:
     """Wait for something that torch.distributed has started; what goes wrong is told in our words."""
     try:
