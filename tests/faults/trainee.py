@@ -9,6 +9,7 @@ import json
 import os
 import sys
 import time
+from contextlib import contextmanager
 from hashlib import sha256
 from pathlib import Path
 
@@ -26,6 +27,17 @@ DEFAULTS = {
     "nonfinite": "raise", "seed": 0, "lr": 0.05, "weights": "uniform", "wire": None, "width": 20, "dtype": "float32",
     "algorithm": "push_pull", "broadcast": True, "weight_decay": 0.0, "perron": None, "torch": None, "size": None,
 }  # fmt: skip
+
+
+@contextmanager
+def noted(optimizer, path):
+    """Take down when and how somebody was lost."""
+    try:
+        yield
+    except perron.NetworkError as error:
+        finite = all(bool(torch.isfinite(tensor).all()) for tensor in optimizer.algorithm_state)
+        path.write_text(json.dumps([time.monotonic(), finite, str(error)]))
+        raise
 
 
 def main(folder, options):
@@ -51,18 +63,21 @@ def main(folder, options):
         )},
     )  # fmt: skip
     keeper = perron.Keeper(folder / "checkpoints", optimizer, every=options["every"])
-    with (folder / f"{rank}.steps").open("a", buffering=1) as told:
+    log = perron.Log(folder / "log", steps=options["steps"], optimizer=optimizer)
+    with noted(optimizer, folder / f"{rank}.lost"), (folder / f"{rank}.steps").open("a", buffering=1) as told:
         while optimizer.steps < options["steps"]:
             data = torch.randn(8, options["width"], dtype=model[0].weight.dtype)
             optimizer.zero_grad()
-            model(data).square().sum().backward()
+            (model(data) - 1).square().mean().backward()
             if options["bad"] and options["bad"][0] == optimizer.steps:
                 model[0].bias.grad[2] = float(options["bad"][1])
             optimizer.step()
             time.sleep(options["pause"] * (10 if options["slow"] == rank else 1))
+            log(optimizer.steps)
             told.write(json.dumps([optimizer.steps, time.monotonic(), dict(optimizer.node.waited)]) + "\n")
             keeper()
     optimizer.close()
+    log.close()
     digest = sha256()
     for tensor in (*optimizer.algorithm_state, *model.buffers()):
         digest.update(tensor.contiguous().numpy().tobytes())

@@ -26,13 +26,13 @@ class Training:
         self.folder, self.launch, self.nodes, self.options = Path(folder), launch, nodes, options
         self.token, self.process, self.environment = uuid4().hex, None, {}
 
-    def start(self, *, wait=True):
+    def start(self, *, wait=True, command=(), said=subprocess.PIPE):
         """Start it, and wait until every node has made a step more than before."""
         before = [len(self.steps(node)) for node in range(self.nodes)]
-        command = [sys.executable, "-m", "perron", "launch", "-n", str(self.nodes), *self.launch]
+        command = list(command) or [sys.executable, "-m", "perron", "launch", "-n", str(self.nodes), *self.launch]
         command += [str(Path(__file__).with_name("trainee.py")), str(self.folder), json.dumps(self.options)]
         environment = os.environ | {TOKEN: self.token} | self.environment
-        self.process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment)
+        self.process = subprocess.Popen(command, stderr=said, text=True, env=environment)
         if wait:
             self.until(lambda: all(len(self.steps(node)) > before[node] for node in range(self.nodes)), "no steps")
         return self
@@ -58,6 +58,18 @@ class Training:
         """Wait until a node has made so many steps more."""
         goal = len(self.steps(node)) + steps
         self.until(lambda: len(self.steps(node)) >= goal, f"not {steps} steps more")
+
+    def lost(self):
+        """What nodes noted when they lost somebody, and forget it: node, time, whether its state was finite, the error."""
+        found = [(int(path.stem), *json.loads(path.read_text())) for path in sorted(self.folder.glob("*.lost"))]
+        for path in self.folder.glob("*.lost"):
+            path.unlink()
+        return found
+
+    def saved(self):
+        """The steps of which every node has saved its part."""
+        places = self.folder.glob("checkpoints/*/step-*")
+        return sorted(int(one.name[5:]) for one in places if len(list(one.glob("node-*.json"))) == self.nodes)
 
     def pids(self):
         """Of the nodes' processes, in their order."""
