@@ -16,6 +16,7 @@ document and nothing else.
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 import traceback
@@ -294,6 +295,7 @@ def launch(
         say=lambda text: say(f"perron: {text}"),
     )
     code = launcher.run()
+    gc.freeze()  # what is collected when the interpreter goes takes most of a second, since torch is large
     raise typer.Exit(3 if code == 1 else code)
 
 

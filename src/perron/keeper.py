@@ -19,6 +19,7 @@ it. While there is no signal, a node looks into the store twice a second, and st
 from __future__ import annotations
 
 import atexit
+import gc
 import logging
 import signal
 import sys
@@ -143,6 +144,7 @@ class Keeper:
         tell("Saved after step %d, and ended by %s.", self.optimizer.steps, signal.Signals(number).name)
         with suppress(NetworkError):  # it is saved, whatever happens to others
             self.optimizer.close()
+        gc.freeze()  # what is collected when the interpreter goes takes most of a second, since torch is large
         sys.exit(128 + number)
 
     def _await_goal(self) -> None:
