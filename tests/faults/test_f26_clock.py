@@ -4,6 +4,7 @@ import json
 import re
 import shutil
 import subprocess
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ import perron
 
 SOURCE = Path(perron.__file__).parent
 # Where the time of day belongs: records for people, names of trainings, times of files.
-TELLERS = {"live.py", "under_way.py", "optim.py", "tensorboard.py", "pools/slurm.py"}
+TELLERS = {"live.py", "under_way.py", "optim.py", "experiment.py", "tensorboard.py", "pools/slurm.py"}
 # Every process sees the time of day jump by an hour, back or forth, every two seconds; the monotonic clock is left alone.
 JUMPING = """
 #define _GNU_SOURCE
@@ -84,10 +85,10 @@ def test_f26_the_clock_jumps(training, row, tmp_path):
     assert one.result() == unfaulted(steps=steps)
     told = [line for line in (one.folder / "log" / "node-0.jsonl").read_text().splitlines() if '"time"' in line]
     times = [json.loads(line)["time"] for line in told]
-    jumps = sum(abs(later - earlier) > 3000 for earlier, later in zip(times, times[1:], strict=False))
+    jumps = sum(abs(later - earlier) > 3000 for earlier, later in pairwise(times))
     assert jumps >= 3, "the clock did not jump"
     steps_told = [step for step, *_ in one.steps(0)]
-    back = [earlier - later for earlier, later in zip(steps_told, steps_told[1:], strict=False) if later < earlier]
+    back = [earlier - later for earlier, later in pairwise(steps_told) if later < earlier]
     assert all(one < 20 for one in back), "it went on from an old checkpoint"
     lost = max(back, default=0)
     row.measured(
