@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import atexit
 import ctypes
+import gc
 import os
 import signal
 import sys
@@ -195,6 +196,7 @@ def follow_launcher() -> None:
 def _one_line(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
     if issubclass(kind, PerronError):
         sys.stderr.write(f"perron: {error}\n")
+        gc.freeze()  # what is collected when the interpreter goes takes most of a second, since torch is large
     else:
         sys.__excepthook__(kind, error, trace)
 
