@@ -32,7 +32,7 @@ from perron.keyed import LOSSES, NOISE, PARTICIPATION, Keyed, link_names
 from perron.mixing import Mixing
 from perron.network import Network
 from perron.node import Handle, Node, Side
-from perron.peers import LAST, START, TIMEOUT, Group, Parcel, Peers, Timed, checked, follow_launcher, line, meaning
+from perron.peers import LAST, START, TIMEOUT, Group, Parcel, Peers, checked, follow_launcher, line, meaning, timed
 from perron.problem import Problem
 from perron.schedule import LearningRate, rate_at
 
@@ -205,10 +205,7 @@ class _Batch:
         if self.error is not None:
             said = f"Node {node.name} lost {self._everybody()} in step {node.step}: {meaning(self.error)}."
             raise NetworkError(f"{said} {node.peers.remedy}".rstrip()) from None
-        works: list[Any] = self.works
-        if len(works) == len(self.loads):  # NCCL gives one for all messages, gloo one for each
-            names = [node.peers.names[load.neighbour] for load in self.loads]
-            works = [Timed(work, node.waited, name) for work, name in zip(works, names, strict=True)]
+        works = timed(self.works, [node.peers.names[load.neighbour] for load in self.loads], node.waited)
         try:
             node.peers.finish([(one, partial(self._lost, place)) for place, one in enumerate(works)], node.timeout)
         except NetworkError:
@@ -232,8 +229,7 @@ class _Batch:
     def _lost(self, place: int) -> str:
         """What an error says if a work fails. NCCL gives one for all messages, gloo one for each."""
         node, single = self.node, len(self.works) == len(self.loads)
-        load = self.loads[place]
-        other = node.peers.names[load.neighbour]
+        load, other = self.loads[place], node.peers.names[self.loads[place].neighbour]
         who = f"node {other}" if single else self._everybody()
         exchanges = [self.exchanges[one] for one in load.places] if single else self.exchanges
         what = " and ".join(str(one) for one in exchanges)

@@ -132,19 +132,25 @@ class Group(Peers):
             wait(work, what, timeout, self.remedy)
 
 
-class Timed:
+class _Timed:
     """A piece of work; the seconds that were spent in waiting for it are added to those for its neighbour."""
 
     def __init__(self, work: Any, waited: dict[int, float], neighbour: int) -> None:
         self.work, self.waited, self.neighbour = work, waited, neighbour
 
     def wait(self, timeout: timedelta) -> None:
-        """As the work does."""
         began = time.monotonic()
         try:
             self.work.wait(timeout)
         finally:
             self.waited[self.neighbour] += time.monotonic() - began
+
+
+def timed(works: list[Any], neighbours: list[int], waited: dict[int, float]) -> list[Any]:
+    """The same works, with the seconds counted; as they are if there is one for all messages, as of NCCL."""
+    if len(works) != len(neighbours):
+        return works
+    return [_Timed(work, waited, neighbour) for work, neighbour in zip(works, neighbours, strict=True)]
 
 
 def wait(work: Any, what: Words, timeout: float, remedy: str = "") -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 from table import FULL
-from trainings import SLACK, Training, unfaulted
+from trainings import Training, unfaulted
 
 LOOPBACK = "127.0.0.1"
 STEPS = 60
@@ -116,7 +116,6 @@ def test_f21_a_wrong_secret(tmp_path, row):
         assert said.count("Refused at the store: 'The launcher of nodes 1 to 1 on") == len(refused), said
     finally:
         one.end()
-    assert max(took) <= 5 * SLACK, took
     row.measured(
         f"wrong secret, none, other options: {len(refused)} of {len(refused)} refused in {max(took):.1f} s at most and logged, "
         "before a node was started; the right one trained",
