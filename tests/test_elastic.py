@@ -177,7 +177,7 @@ def test_a_newcomer_that_does_not_fit_is_sent_away(launched, tmp_path):
     code, said = ended(process)
     assert code == 0, said
     check(results(tmp_path), [0, 1])
-    assert "do not agree on the settings" in said
+    assert "do not agree on seed" in said
     assert "Node 2 ended with code 1." in said
 
 
@@ -237,10 +237,10 @@ def test_nothing_listens_beyond_loopback_and_a_signal_ends_all(launched, tmp_pat
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"restarts": 1}, "--elastic with --restarts"),
         ({"size": 4}, "--store HOST:PORT"),
         ({"store": "here"}, "got 'here'"),
         ({"nodes": 0}, "at least one node"),
+        ({"nodes": 3, "size": 4, "first": 2, "store": "here:1"}, "more than --size 4"),
     ],
 )
 def test_what_cannot_be_is_refused(options, words):

@@ -77,6 +77,7 @@ if TYPE_CHECKING:
     from perron.files import read_graph, read_matrix, read_mixing, write_graph, write_matrix, write_mixing
     from perron.graph import Graph
     from perron.history import History
+    from perron.keeper import Keeper
     from perron.log import Log
     from perron.mixing import Mixing
     from perron.network import Network
@@ -98,6 +99,7 @@ _HOME = {
         "AcceleratedPushPull", "CentralizedSGD", "ConstrainedPushPull", "ExactDiffusion", "GradientPull", "GradientTracking",
         "PullDiag", "PushDIGing", "PushPull", "PushSum", "RobustPushPull", "RowExtra", "SubgradientPush", "TreePushPull",
     ],
+    "keeper": ["Keeper"],
     "log": ["Log"],
     "problem": ["Problem"],
     "history": ["History"],

@@ -6,18 +6,23 @@ Nothing that comes off the wire is unpickled; texts travel as bytes in tensors o
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import fields
+from datetime import timedelta
 from hashlib import sha256
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch._C._distributed_c10d import TCPStore
+from torch.distributed.distributed_c10d import PrefixStore  # dist names both, but its types do not
 
 from perron.algorithm import Algorithm
 from perron.errors import PerronError
 from perron.flat import averaged
 from perron.mixing import Mixing
 from perron.peers import TIMEOUT, Peers
+from perron.pulse import KEYS
 
 
 def compare(facts: dict[str, Any], peers: Peers, timeout: float = TIMEOUT) -> None:
@@ -25,14 +30,44 @@ def compare(facts: dict[str, Any], peers: Peers, timeout: float = TIMEOUT) -> No
 
     Called before the first tensor travels: gloo otherwise aborts a process, or fills part of a buffer, when sizes differ.
     """
-    everybody = [json.loads(text) for text in gathered(json.dumps(facts, default=str), peers, timeout)]
-    for name in facts:
-        values = [str(each.get(name)) for each in everybody]
-        odd = [rank for rank, value in enumerate(values) if value != values[0]]
+    refuse_differences(dict(enumerate(gathered(json.dumps(facts, default=str), peers, timeout))))
+
+
+def refuse_differences(told: dict[int, str]) -> None:
+    """An error unless these ranks told the same facts, as JSON."""
+    first, *others = told
+    everybody = {rank: json.loads(text) for rank, text in told.items()}
+    for name in everybody[first]:
+        values = {rank: str(facts.get(name)) for rank, facts in everybody.items()}
+        odd = [rank for rank in others if values[rank] != values[first]]
         if odd:
-            here = _differs(values[0], values[odd[0]])
-            told = "; ".join(f"rank {rank}: {values[rank][here:][:80]}" for rank in (0, *odd[:3]))
-            raise PerronError(f"The processes do not agree on {name} ({told}). They need the same.")
+            here = _differs(values[first], values[odd[0]])
+            said = "; ".join(f"rank {rank}: {values[rank][here:][:80]}" for rank in (first, *odd[:3]))
+            raise PerronError(f"The processes do not agree on {name} ({said}). They need the same.")
+
+
+def versions() -> dict[str, str]:
+    """Of the code that all processes run."""
+    from perron import __version__
+
+    return {"the version of perron": __version__, "the version of torch": torch.__version__}
+
+
+def met(rank: int, size: int, timeout: timedelta) -> Any:
+    """The store of this attempt at the training, and facts compared through it without which no group can be formed.
+
+    Each attempt has a prefix of its own: gloo would take addresses of dead processes for those of the living.
+    """
+    agent = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+    host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    served = TCPStore(
+        host, port, is_master=rank == 0 and not agent, timeout=timeout, wait_for_workers=False, multi_tenant=True
+    )
+    store = PrefixStore(f"{KEYS}/attempt {os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", served)
+    mine = json.dumps({"the number of nodes": size} | versions())
+    store.set(f"facts/{rank}", mine)
+    refuse_differences({0: store.get("facts/0").decode(), rank: mine})
+    return store
 
 
 def gathered(text: str, peers: Peers, timeout: float = TIMEOUT) -> list[str]:

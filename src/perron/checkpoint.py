@@ -30,11 +30,11 @@ from torch import Tensor
 from perron import saved
 from perron.agreement import gathered
 from perron.atomic import PART, make_directory, write_bytes
-from perron.elastic import START
 from perron.errors import FileError, listed
 from perron.flat import averaged
 from perron.locks import hold
 from perron.optim import Decentralized
+from perron.peers import START
 
 FORMAT = 2
 KINDS: dict[str, type] = {
@@ -139,6 +139,10 @@ def load(folder: str | Path, optimizer: Decentralized) -> Checkpoint | None:
     everybody = [json.loads(text) for text in texts]
     told = [{key: {Moment(*one) for one in each[key]} for key in ("mine", "foreign", "seen")} for each in everybody]
     same, other = (set.intersection(*(one[key] for one in told)) for key in ("mine", "foreign"))
+    latest = max((moment.run for one in told for moment in one["seen"]), default="")
+    if latest >= optimizer.born and (number := latest.partition("-")[0]).isdecimal():
+        # The clock was set back: what is saved from now on must still count as newer.
+        optimizer.born = f"{int(number) + 1:020d}-{optimizer.born.partition('-')[2]}"
     chosen = max(same | other, default=None)
     newer = sorted(moment for moment in set.union(*(one["seen"] for one in told)) if chosen is None or moment > chosen)
     wrong = [why for one in everybody for run, step, why in one["wrong"] if Moment(run, step) in newer]

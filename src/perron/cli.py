@@ -16,6 +16,7 @@ document and nothing else.
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 import traceback
@@ -254,7 +255,7 @@ def launch(
     ] = 4,
     elastic: Annotated[bool, typer.Option("--elastic", help="Go on without nodes that die, let others join.")] = False,
     restarts: Annotated[
-        int, number_option("restarts", "N", "How often, in all, to start nodes again that died (with --elastic).")
+        int, number_option("restarts", "N", "How often to start again what died: all nodes, with --elastic one.")
     ] = 0,
     module: Annotated[bool, typer.Option("--module", "-m", help="SCRIPT is the name of a module.")] = False,
     size: Annotated[int | None, number_option("size", "N", "Nodes on all machines, if there are several.")] = None,
@@ -262,16 +263,23 @@ def launch(
     store: Annotated[
         str | None, typer.Option(metavar="HOST:PORT", help="Where the machine with node 0 hosts the store.")
     ] = None,
+    secret_file: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="What launchers must have in common (or PERRON_SECRET).")
+    ] = None,
 ) -> None:
     """Train with one process for each node.
 
-    As torchrun does, and for the same scripts; with --elastic it survives dead nodes. Options of the script stand after it.
+    As torchrun does, and for the same scripts; options of the script stand after it. When a node dies, all end; with --restarts
+    they are started again, and go on from the last checkpoint; with --elastic the others go on without it. On Ctrl-C nodes whose
+    script has a perron.Keeper save before they end.
 
     perron launch --nodes 4 examples/train_mnist.py
+    perron launch --nodes 4 --restarts 3 examples/train_mnist.py
     perron launch --nodes 5 --elastic --restarts 3 examples/train_mnist.py
     """
     if not module and not Path(script[0]).is_file():
         raise PerronError(f"There is no script {script[0]}.")
+    from perron.door import secret
     from perron.launch import Launcher
 
     command = [sys.executable, *(["-m"] if module else []), *script]
@@ -283,9 +291,11 @@ def launch(
         store=store,
         elastic=elastic,
         restarts=restarts,
+        secret=secret(secret_file),
         say=lambda text: say(f"perron: {text}"),
     )
     code = launcher.run()
+    gc.freeze()  # what is collected when the interpreter goes takes most of a second, since torch is large
     raise typer.Exit(3 if code == 1 else code)
 
 

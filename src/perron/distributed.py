@@ -4,14 +4,15 @@ An exchange is posted as soon as it can be: what is pending when a step yields i
 computed. Messages go along the edges of the digraph only, raw; the listener weights what it hears. Messages to the same
 neighbour that are small travel as one.
 
-Every wait has a timeout of its own, and an error that names neighbour, exchange and step. gloo neither wakes nor polls a
-waiting receive whose sender died in the middle of a message; only the timeout ends it.
+Every wait has an end (`perron.peers` says which waits there are), and an error that names neighbour, edge, exchange and step.
+gloo neither wakes nor polls a waiting receive whose sender died in the middle of a message; only the timeout ends it.
 """
 
 from __future__ import annotations
 
 import os
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 from functools import cached_property, partial
@@ -23,14 +24,15 @@ import torch.distributed as dist
 from scipy.sparse import issparse
 from torch import Tensor
 
+from perron.agreement import met
 from perron.algorithm import Algorithm
-from perron.elastic import START, Membership, joined
+from perron.elastic import Membership, joined
 from perron.errors import NetworkError, PerronError
 from perron.keyed import LOSSES, NOISE, PARTICIPATION, Keyed, link_names
 from perron.mixing import Mixing
 from perron.network import Network
 from perron.node import Handle, Node, Side
-from perron.peers import LAST, TIMEOUT, Group, Parcel, Peers, follow_launcher, line, meaning
+from perron.peers import LAST, START, TIMEOUT, Group, Parcel, Peers, checked, follow_launcher, line, meaning, timed
 from perron.problem import Problem
 from perron.schedule import LearningRate, rate_at
 
@@ -45,7 +47,7 @@ def init(*, backend: str | None = None, timeout: float = START, elastic: bool | 
 
     gloo on CPUs, NCCL where every process has a GPU of its own. ``timeout`` is how many seconds to wait for the others at the
     start. ``elastic``: go on when processes are lost, and let others join (gloo only); by default as `perron launch` says.
-    Does nothing if it was called before.
+    Does nothing if it was called before. Processes that were started again by their launcher meet apart from those before.
     """
     global _membership  # noqa: PLW0603 - a process has one, as torch.distributed has one default group
     if not dist.is_available():
@@ -60,6 +62,7 @@ def init(*, backend: str | None = None, timeout: float = START, elastic: bool | 
             f"There is no process group: {', '.join(missing)} not set. Start with: torchrun --standalone --nproc-per-node 4 "
             "script.py"
         )
+    checked(timeout)
     follow_launcher()
     if elastic or (elastic is None and os.environ.get("PERRON_ELASTIC") == "1"):
         if backend not in (None, "gloo"):
@@ -69,12 +72,14 @@ def init(*, backend: str | None = None, timeout: float = START, elastic: bool | 
     many = torch.cuda.is_available() and torch.cuda.device_count() >= int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     if many:
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
+    rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     try:
+        store = met(rank, size, timedelta(seconds=timeout))
         chosen = backend or ("cpu:gloo,cuda:nccl" if many else "gloo")
-        dist.init_process_group(chosen, timeout=timedelta(seconds=timeout))
+        dist.init_process_group(chosen, store=store, rank=rank, world_size=size, timeout=timedelta(seconds=timeout))
     except (RuntimeError, dist.DistError) as error:
         raise NetworkError(f"The process group could not be formed within {timeout:g} s: {line(error)}") from None
-    return dist.get_rank(), dist.get_world_size()
+    return rank, size
 
 
 def membership() -> Membership | None:
@@ -198,13 +203,11 @@ class _Batch:
         """Wait for all messages and form the sums."""
         node = self.node
         if self.error is not None:
-            raise NetworkError(
-                f"Node {node.name} lost {self._everybody()} in step {node.step}: {meaning(self.error)}."
-            ) from None
+            said = f"Node {node.name} lost {self._everybody()} in step {node.step}: {meaning(self.error)}."
+            raise NetworkError(f"{said} {node.peers.remedy}".rstrip()) from None
+        works = timed(self.works, [node.peers.names[load.neighbour] for load in self.loads], node.waited)
         try:
-            node.peers.finish(
-                [(work, partial(self._lost, place)) for place, work in enumerate(self.works)], node.timeout
-            )
+            node.peers.finish([(one, partial(self._lost, place)) for place, one in enumerate(works)], node.timeout)
         except NetworkError:
             self.works, self.parcels = [], []  # large, and connections hang on them
             raise
@@ -226,9 +229,13 @@ class _Batch:
     def _lost(self, place: int) -> str:
         """What an error says if a work fails. NCCL gives one for all messages, gloo one for each."""
         node, single = self.node, len(self.works) == len(self.loads)
-        who = f"node {node.peers.names[self.loads[place].neighbour]}" if single else self._everybody()
-        exchanges = [self.exchanges[one] for one in self.loads[place].places] if single else self.exchanges
+        load, other = self.loads[place], node.peers.names[self.loads[place].neighbour]
+        who = f"node {other}" if single else self._everybody()
+        exchanges = [self.exchanges[one] for one in load.places] if single else self.exchanges
         what = " and ".join(str(one) for one in exchanges)
+        if single:
+            source, target = (node.name, other) if load.sent else (other, node.name)
+            what = f"edge node {source} -> node {target}, {what}"
         return f"Node {node.name} lost {who} in step {self.exchanges[0].step} ({what})"
 
     def _everybody(self) -> str:
@@ -257,6 +264,9 @@ class DistributedNode(Node):
         timeout: seconds after which a silent neighbour is given up.
         seed: of what nodes draw themselves; as in the simulator.
         wire: the type of numbers on the wire, as ``torch.bfloat16``; that of the tensors if None.
+
+    Attributes:
+        waited: seconds spent in waiting for each neighbour, by its name.
     """
 
     def __init__(
@@ -274,7 +284,7 @@ class DistributedNode(Node):
         size = self.peers.size
         if size != mixing.nodes:
             raise PerronError(f"The network has {mixing.nodes} nodes but the process group {size}; they need as many.")
-        self.mixing, self.timeout, self.wire = mixing, timeout, wire
+        self.mixing, self.timeout, self.wire = mixing, checked(timeout), wire
         self.nodes, self.number, self.step = size, self.peers.rank, 0
         self.name = self.peers.names[self.number]
         self._dtype, self._device = dtype, device
@@ -283,6 +293,7 @@ class DistributedNode(Node):
         self._waiting: list[Exchange] = []
         self._posted: list[_Batch] = []
         self._batches = 0
+        self.waited: dict[int, float] = defaultdict(float)
         self._seed = seed
         self._participation = Keyed(seed, stream=PARTICIPATION, node=self.number)
 

@@ -40,13 +40,13 @@ from torch import Tensor
 from torch._C._distributed_c10d import TCPStore
 from torch.distributed.distributed_c10d import PrefixStore  # dist names both, but its types do not
 
+from perron.door import knock, secret
 from perron.errors import NetworkError, PerronError, listed
-from perron.peers import TIMEOUT, Parcel, Peers, Words, line, wait
-from perron.pulse import KEYS, PATIENCE, Pulse
+from perron.peers import PATIENCE, START, TIMEOUT, Parcel, Peers, Words, checked, line, wait
+from perron.pulse import KEYS, Pulse
 
 QUIET = 0.25  # seconds without a new registration before a decision
 LOOK = 0.02  # seconds between looks at the store
-START = 300.0  # seconds for all processes to come at the start
 
 log = logging.getLogger("perron")
 
@@ -244,7 +244,7 @@ class Membership:
             raise PerronError(
                 "With elastic membership a process can make one Decentralized optimizer; this is the second."
             )
-        self._claimed, self.timeout = True, timeout
+        self._claimed, self.timeout = True, checked(timeout, PATIENCE)
 
     def enter(self, doing: str, step: int, why: object, *, fresh: bool) -> Epoch:
         """Take part in the next epoch.
@@ -386,7 +386,10 @@ def joined(*, timeout: float = TIMEOUT) -> Membership:
             wait_for_workers=False,
             timeout=timedelta(seconds=timeout),
         )
-        return Membership(PrefixStore(KEYS, store), node, size, name=os.environ.get("PERRON_NAME"), timeout=timeout)
+        keys, name = PrefixStore(KEYS, store), os.environ.get("PERRON_NAME")
+        if name is not None:  # the launcher is perron's
+            knock(keys, secret(), f"Node {node}", timeout=timeout)
+        return Membership(keys, node, size, name=name, timeout=timeout)
     except (RuntimeError, dist.DistError) as error:
         raise NetworkError(f"Node {node} cannot reach the launcher's store: {line(error)}.") from None
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from math import isfinite
 from typing import Any
 
 import torch
@@ -11,7 +12,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from perron.errors import PerronError
+from perron.errors import PerronError, listed
 
 
 class Flat:
@@ -71,6 +72,19 @@ class Flat:
                 if one["weight_decay"] and param.grad is not None:
                     part.add_(param.reshape(-1), alpha=one["weight_decay"])
         return grad
+
+    def not_finite(self, grad: Tensor) -> str:
+        """Which parameters' gradients are not finite, by their names in the model; nothing if all are."""
+        if isfinite(float(grad.sum())) or bool(torch.isfinite(grad).all()):  # a sum takes one pass over memory
+            return ""
+        named = {id(param): name for name, param in self.model.named_parameters()} if self.model is not None else {}
+        parts = grad.split([param.numel() for param in self.params])  # type: ignore[no-untyped-call]
+        found = [
+            f"{named.get(id(param), f'parameter {place}')} ({'NaN' if bool(part.isnan().any()) else 'infinity'})"
+            for place, (param, part) in enumerate(zip(self.params, parts, strict=True))
+            if not bool(torch.isfinite(part).all())
+        ]
+        return listed(found)
 
     def _parts(self, groups: list[dict[str, Any]], vector: Tensor) -> Iterator[tuple[dict[str, Any], Tensor]]:
         """Each parameter's group and its part of a vector."""

@@ -1,4 +1,7 @@
-"""Start one process for each node on this machine, host their store, and start those again that die.
+"""Start one process for each node on this machine, host their store, and start nodes again when one has died.
+
+A training that is elastic goes on without the dead, and they join again. Otherwise one death ends all, and all are started again:
+that is an *attempt*, with keys of its own in the store, and the script goes on from its last checkpoint.
 
 The store, through which nodes find each other and agree who takes part, lives in the launcher: no node's death can take it away.
 On one machine it listens on the loopback interface only. Workers find what torchrun would tell them in their environment, so
@@ -22,15 +25,16 @@ from typing import Any
 
 import torch.distributed as dist
 from torch._C._distributed_c10d import TCPStore
+from torch.distributed.distributed_c10d import PrefixStore  # dist names it, but its types do not
 
+from perron.door import VARIABLE, Door, knock
 from perron.errors import NetworkError, PerronError
-from perron.peers import line
-from perron.pulse import BEATS, KEYS
+from perron.peers import FAREWELL, GRACE, SILENCE, START, TIMEOUT, line
+from perron.pulse import KEYS
 
-GRACE = 5.0  # seconds for workers to end by themselves when told to, or when one of them has died
-SILENCE = 20.0  # seconds without a heartbeat after which a node that is left over is ended
 LOOK = 0.05
 LOOPBACK = "127.0.0.1"
+ASKED = (128 + signal.SIGINT, 128 + signal.SIGTERM)  # the codes of nodes that were asked to end, and saved
 
 log = logging.getLogger("perron")
 
@@ -62,7 +66,8 @@ class Launcher:
         first: the number of the first one here; the launcher of node 0 hosts the store.
         store: HOST:PORT of the store; on loopback, at a free port, if all nodes are here.
         elastic: whether nodes go on without one that died. If not, all are ended.
-        restarts: how many times, in all, a node that died is started again.
+        restarts: how many times, in all, a node that died is started again; if not elastic, all nodes together.
+        secret: what launchers of one training have in common, see `perron.door`.
         say: where to tell what happens.
     """
 
@@ -76,48 +81,57 @@ class Launcher:
         store: str | None = None,
         elastic: bool = False,
         restarts: int = 0,
+        secret: str = "",
         say: Callable[[str], None] = log.warning,
     ) -> None:
         self.command, self.size, self.elastic, self.restarts, self.say = command, size or nodes, elastic, restarts, say
         if nodes < 1 or first < 0 or restarts < 0:
             raise PerronError(f"Give at least one node, and no negative numbers; got {nodes}, {first} and {restarts}.")
-        if restarts and not elastic:
-            raise PerronError("A node can only be started again if the others go on: give --elastic with --restarts.")
+        if first + nodes > self.size:
+            raise PerronError(f"Nodes {first} to {first + nodes - 1} are more than --size {self.size}.")
         if store is None and (first or self.size > nodes):
             raise PerronError(
                 "Nodes on several machines need --store HOST:PORT, with the address of the first machine."
             )
         self.workers = [Worker(first + place) for place in range(nodes)]
-        self.host, self.port, self.store = _opened(store, serve=first == 0)
+        self.attempt = 0  # at a training that is not elastic
+        self.host, self.port, opened = _opened(store, serve=first == 0)
+        self.store = PrefixStore(KEYS, opened)
+        self.secret = secret
+        self.terms = {"size": self.size, "elastic": elastic} | ({} if elastic else {"restarts": restarts})
+        self.door = Door(self.store, secret, say, self._misfit) if first == 0 else None
+        if self.door is None:
+            here = [worker.node for worker in self.workers]
+            who = f"The launcher of nodes {here[0]} to {here[-1]} on {socket.gethostname()}"
+            knock(self.store, secret, who, self.terms | {"nodes": here})
 
     def run(self) -> int:
         """Start all and wait for them; 0 if training was finished by somebody, and nobody failed who was not done without."""
         old = {number: signal.signal(number, _interrupt) for number in (signal.SIGTERM, signal.SIGINT)}
         try:
-            for worker in self.workers:
-                self._start(worker)
-            while any(worker.code is None for worker in self.workers):
-                time.sleep(LOOK)
+            while True:
                 for worker in self.workers:
-                    if worker.code is None and worker.process is not None and worker.process.poll() is not None:
-                        self._ended(worker, worker.process.returncode)
-                self._end_silent()
-        except _Interrupted as interrupted:
-            for number in old:  # a second one changes nothing: it ends within seconds
-                signal.signal(number, signal.SIG_IGN)
-            self.say(f"Ending {self._running()} nodes: {_name(interrupted.number)}.")
-            typed = interrupted.number == signal.SIGINT  # the terminal has told the workers, too
-            self._stop(signal.SIGTERM, grace=GRACE if typed else 0.0)
-            return 128 + interrupted.number
+                    self._start(worker)
+                self._watch()
+                if not self._again():
+                    break
+        except _Interrupted as told:
+            return self._interrupted(told.number)
         finally:
+            for number in old:
+                signal.signal(number, signal.SIG_IGN)
             self._stop(signal.SIGKILL)
             for number, handler in old.items():
                 signal.signal(number, handler)
         codes = [worker.code for worker in self.workers]
+        asked = [code for code in codes if code in ASKED]
+        if asked:
+            return asked[0] or 0
         return 0 if not any(codes) or (self.elastic and 0 in codes) else 1
 
     def _start(self, worker: Worker) -> None:
         worker.starts += 1
+        worker.code = None
         loopback = {} if self.host != LOOPBACK else {"GLOO_SOCKET_IFNAME": "lo" if sys.platform == "linux" else "lo0"}
         told = {
             "RANK": worker.node,
@@ -127,31 +141,102 @@ class Launcher:
             "MASTER_ADDR": self.host,
             "MASTER_PORT": self.port,
             "TORCHELASTIC_USE_AGENT_STORE": "True",  # plain init_process_group() must not host a store of its own
+            "TORCHELASTIC_RESTART_COUNT": self.attempt,
             "PERRON_NAME": worker.name,
             "PERRON_ELASTIC": int(self.elastic),
             "PERRON_LAUNCHER": os.getpid(),
+            VARIABLE: self.secret,
         }
         environment = {"OMP_NUM_THREADS": "1"} | loopback | dict(os.environ) | {k: str(v) for k, v in told.items()}
-        worker.process = subprocess.Popen(list(self.command), env=environment)  # noqa: S603 - the user's own command
+        worker.process = subprocess.Popen(  # noqa: S603 - the user's own command
+            list(self.command),
+            env=environment,
+            start_new_session=True,  # Ctrl-C is typed to the launcher, which tells every node once
+        )
+
+    def _watch(self) -> None:
+        """Until all have ended; if not elastic, until one has died, anywhere."""
+        while any(worker.code is None for worker in self.workers):
+            time.sleep(LOOK)
+            if self.door is not None:
+                with suppress(RuntimeError, dist.DistError):
+                    self.door.look()
+            ended = self._just_ended()
+            for worker, code in ended:
+                self._ended(worker, code)
+            bad = [(worker, code) for worker, code in ended if code]
+            if any(code in ASKED for _, code in bad):  # all nodes agreed to save and end
+                self._wait(GRACE)
+                self._just_ended()
+                return
+            if not self.elastic and (bad or self._over_elsewhere()):
+                self._farewell()
+                return
+            self._end_silent()
+
+    def _just_ended(self) -> list[tuple[Worker, int]]:
+        """Those that have ended since the last look, the killed ones first: others may have ended because of them."""
+        found = []
+        for worker in self.workers:
+            if worker.code is None and worker.process is not None and (code := worker.process.poll()) is not None:
+                worker.code = code
+                found.append((worker, code))
+        return sorted(found, key=lambda one: one[1])
 
     def _ended(self, worker: Worker, code: int) -> None:
-        """Tell the others, and start it again or not."""
+        """Tell the others; if elastic, start it again or not."""
         how = f"was killed by {_name(-code)}" if code < 0 else f"ended with code {code}"
         with suppress(RuntimeError, dist.DistError):
-            self.store.set(f"{BEATS}/{worker.name}", "finished" if code == 0 else f"gone: {how.removeprefix('was ')}")
-        if code == 0:
-            worker.code = 0
-        elif self.restarts > 0 and not self._done():
+            self.store.set(f"b/{worker.name}", "finished" if code == 0 else f"gone: {how.removeprefix('was ')}")
+        if code == 0 or code in ASKED:
+            return
+        if self.elastic and self.restarts > 0 and not self._done():
             self.restarts -= 1
             self.say(f"Node {worker.node} {how}; it is started again ({self.restarts} restarts left).")
             self._start(worker)
-        else:
-            self.say(f"Node {worker.node} {how}.")
-            worker.code = code
-            with suppress(RuntimeError, dist.DistError):
-                self.store.set(f"{KEYS}/dead/{worker.node}", how)
-            if not self.elastic:
-                self._stop(signal.SIGTERM, grace=GRACE)
+            return
+        self.say(f"Node {worker.node} {how}.")
+        with suppress(RuntimeError, dist.DistError):
+            self.store.set(f"dead/{worker.node}", how)
+            self.store.compare_set(f"a{self.attempt}/end", "", f"node {worker.node} {how}")
+
+    def _over_elsewhere(self) -> bool:
+        """Whether a node has died on another machine."""
+        key = f"a{self.attempt}/end"
+        if self.size == len(self.workers):
+            return False
+        try:
+            over = self.store.check([key])
+        except (RuntimeError, dist.DistError):  # the host has ended: with its nodes, so that ours will see it
+            return False
+        if over:
+            self.say(f"On another machine {self.store.get(key).decode()}.")
+        return bool(over)
+
+    def _farewell(self) -> None:
+        """A node has died: the others have a moment to say what they saw, and are ended."""
+        self._wait(FAREWELL)
+        for worker, code in self._just_ended():
+            if code < 0:
+                self.say(f"Node {worker.node} was killed by {_name(-code)}.")
+        self._stop(signal.SIGKILL)
+
+    def _again(self) -> bool:
+        """Whether all are started once more, after one has died."""
+        codes = [worker.code for worker in self.workers]
+        if self.elastic or not any(codes) or any(code in ASKED for code in codes) or not self.restarts:
+            return False
+        self.restarts -= 1
+        self.attempt += 1
+        self.say(f"All nodes are started again ({self.restarts} restarts left).")
+        return True
+
+    def _interrupted(self, number: int) -> int:
+        """The first time nodes may save; the second time they may not."""
+        self.say(f"Ending {self._running()} nodes: {_name(number)}. Once more ends them at once.")
+        with suppress(_Interrupted):
+            self._stop(signal.SIGTERM)
+        return 128 + number
 
     def _done(self) -> bool:
         return any(worker.code == 0 for worker in self.workers)
@@ -160,7 +245,7 @@ class Launcher:
         """When some have finished, those that were stopped or hang are ended: nobody trains with them any more."""
         for worker in self.workers if self._done() and self.elastic else ():
             if worker.code is None and worker.process is not None:
-                key = f"{BEATS}/{worker.name}"
+                key = f"b/{worker.name}"
                 beat = self.store.get(key).decode() if self.store.check([key]) else ""
                 if beat != worker.beat:
                     worker.beat, worker.since = beat, time.monotonic()
@@ -171,19 +256,29 @@ class Launcher:
     def _running(self) -> int:
         return sum(worker.process is not None and worker.process.poll() is None for worker in self.workers)
 
-    def _stop(self, number: int, grace: float = 0.0) -> None:
-        """End all: some time to end by themselves, then the signal, then without mercy."""
-        for patience, sent in ((grace, None), (GRACE, number), (GRACE, signal.SIGKILL)):
+    def _wait(self, patience: float) -> None:
+        """For all to end by themselves."""
+        deadline = time.monotonic() + patience
+        while self._running() and time.monotonic() < deadline:
+            time.sleep(LOOK)
+
+    def _stop(self, number: int) -> None:
+        """End all: the signal, and then without mercy."""
+        for sent in (number, signal.SIGKILL):
             for worker in self.workers:
-                if sent is not None and worker.process is not None and worker.process.poll() is None:
+                if worker.process is not None and worker.process.poll() is None:
                     worker.process.send_signal(sent)
                     worker.process.send_signal(signal.SIGCONT)  # one that was stopped cannot end
-            deadline = time.monotonic() + patience
-            while self._running() and time.monotonic() < deadline:
-                time.sleep(LOOK)
-        for worker in self.workers:
-            if worker.code is None and worker.process is not None and (code := worker.process.poll()) is not None:
-                worker.code = code
+            self._wait(GRACE)
+        self._just_ended()
+
+    def _misfit(self, theirs: dict[str, Any]) -> str:
+        """What is wrong with what another launcher brings; nodes of an elastic training bring nothing."""
+        for name, mine in self.terms.items():
+            if (other := theirs.get(name, mine)) != mine:
+                return f"--{name} is {other} there and {mine} at node 0; they need the same"
+        taken = {worker.node for worker in self.workers} & set(theirs.get("nodes", ()))
+        return f"node {min(taken)} is here already; check --first" if taken else ""
 
 
 class _Interrupted(BaseException):
@@ -215,19 +310,20 @@ def _opened(address: str | None, *, serve: bool) -> tuple[str, int, Any]:
             raise PerronError(f"A store's address is HOST:PORT, as 10.0.0.1:29500; got {address!r}.")
         port = int(digits)
     try:
-        if not serve:
-            return (
-                host,
-                port,
-                TCPStore(host, port, is_master=False, timeout=timedelta(minutes=5), wait_for_workers=False),
-            )
-        listening = socket.create_server((host, port))
-        port = listening.getsockname()[1]
-        served = TCPStore(
-            host, port, is_master=True, wait_for_workers=False, master_listen_fd=listening.detach(), use_libuv=True
+        if serve:
+            listening = socket.create_server((host, port))
+            port = listening.getsockname()[1]
+        opened = TCPStore(
+            host,
+            port,
+            is_master=serve,
+            timeout=timedelta(seconds=START),  # until the host is there
+            wait_for_workers=False,
+            master_listen_fd=listening.detach() if serve else None,
         )
+        opened.set_timeout(timedelta(seconds=TIMEOUT))
     except (OSError, RuntimeError, dist.DistError) as error:
         raise NetworkError(
             f"The store at {host}:{port} cannot be {'opened' if serve else 'reached'}: {line(error)}."
         ) from None
-    return host, port, served
+    return host, port, opened

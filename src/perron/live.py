@@ -30,6 +30,7 @@ from typing import Any, BinaryIO, NamedTuple
 
 from perron.errors import FileError, PerronError
 
+WAITED = "waited"  # the curve of the seconds that a node spent in waiting for others
 LIVE = ".live"  # how the file of a study's run ends
 PATIENCE = 0.2  # seconds between two lines that tell the same
 SPARSE = 5000  # and at least the age of the process divided by this: lines grow with the logarithm of time only

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from perron.errors import FileError
-from perron.live import PATIENCE, Records
+from perron.live import PATIENCE, WAITED, Records
 from perron.tensorboard import FOLDER, Board
 
 log = logging.getLogger("perron")
@@ -32,6 +32,7 @@ class Log:
         node: the number of this node; by default what torchrun or `perron launch` says (``RANK``), else 0.
         tensorboard: whether to write TensorBoard's events, too, into ``folder/tensorboard/node-K``.
         every: seconds between two lines with the same names; 0 for all.
+        optimizer: of the training, if `perron watch` is to tell which node the others wait for.
 
     Example:
         >>> import tempfile
@@ -52,8 +53,9 @@ class Log:
         node: int | None = None,
         tensorboard: bool = False,
         every: float = PATIENCE,
+        optimizer: Any = None,
     ) -> None:
-        folder = Path(folder)
+        folder, self._optimizer = Path(folder), optimizer
         self.node = int(os.environ.get("RANK", "0")) if node is None else node
         self._board: Any = None
         if tensorboard:
@@ -69,6 +71,8 @@ class Log:
 
     def __call__(self, step: int, /, **values: Any) -> None:
         """Tell what was measured after a step: numbers, or tensors with one element; without values, that it has come so far."""
+        if self._optimizer is not None:
+            values[WAITED] = sum(self._optimizer.node.waited.values())
         told = self._records(step, **values)
         if told and self._board is not None:
             self._board(step, **told)
@@ -82,6 +86,10 @@ class Log:
     def close(self, *, ended: bool = True) -> None:
         """The training has ended. Without it, watchers see that the process is gone before its time."""
         log.removeHandler(self._heard)
+        waited = dict(self._optimizer.node.waited) if self._optimizer is not None else {}
+        if waited:
+            each = ", ".join(f"{seconds:.1f} s for node {node}" for node, seconds in sorted(waited.items()))
+            self._records.event(f"Node {self.node} waited {each}")
         self._records.close(ended=ended)
         if self._board is not None:
             self._board.close()

@@ -24,7 +24,6 @@ import logging
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from math import isfinite
 from secrets import token_hex
 from typing import Any, Literal
 
@@ -33,15 +32,15 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from perron import distributed
-from perron.agreement import compare, described, fingerprint, gathered, taken, united
+from perron.agreement import compare, described, fingerprint, gathered, taken, united, versions
 from perron.algorithm import Algorithm
 from perron.algorithms import PushPull
 from perron.distributed import DistributedNode
-from perron.elastic import START, Change, Membership
+from perron.elastic import Change, Membership
 from perron.errors import NetworkError, PerronError
 from perron.flat import Flat, replaced
 from perron.network import Network
-from perron.peers import TIMEOUT, Group, Peers
+from perron.peers import START, TIMEOUT, Group, Peers, checked
 from perron.wiring import Wiring, network, rewired
 
 WIRES = {None: None, "bf16": torch.bfloat16}
@@ -74,6 +73,7 @@ class Decentralized(torch.optim.Optimizer):
     Attributes:
         changes: with elastic membership, what happened: a `Change` for each time that members were lost or came.
         joined: with elastic membership, whether this process came to a training that was under way.
+        skipped: how many gradients were not finite, and replaced. asked: how many the present step has had; mostly 0.
     """
 
     _step_supports_amp_scaling = True  # a step that GradScaler skips would leave neighbours waiting
@@ -112,13 +112,14 @@ class Decentralized(torch.optim.Optimizer):
         self.nonfinite, self.timeout = nonfinite, timeout
         self._graph = graph if isinstance(graph, str) or not isinstance(graph, Iterable) else tuple(graph)
         self._settings: dict[str, Any] = {"weights": weights, "seed": seed, "wire": wire, "broadcast": broadcast}
+        self._settings |= {"timeout": checked(timeout), "nonfinite": nonfinite}
         self._flat = Flat(self.param_groups, self.model)
         self._made = True
         self._running: Any = None
         self._broken: NetworkError | None = None
         self._averaging = self.joined = False
         self._empty = True  # of a model that the others know
-        self._asked = self._calls = 0  # gradients within the step, and in all
+        self.asked = self._calls = self.skipped = 0
         self.last = torch.zeros_like(self._flat.vector)
         self.changes: list[Change] = []
         if self._membership is None:
@@ -175,7 +176,7 @@ class Decentralized(torch.optim.Optimizer):
 
     def _settle(self) -> None:
         """Wait for what is under way, and forget the step that had begun."""
-        running, self._running, self._asked = self._running, None, 0
+        running, self._running, self.asked = self._running, None, 0
         if running is not None and self._broken is None:
             try:
                 self.node.drain()
@@ -209,7 +210,7 @@ class Decentralized(torch.optim.Optimizer):
             raise self._broken
         if self._averaging:
             raise PerronError("The model is the average of all nodes' now; leave averaged_model() before a step.")
-        before, inside = self.steps, self._asked > 0
+        before, inside = self.steps, self.asked > 0
         while True:
             try:
                 self._advance(grad)
@@ -228,18 +229,18 @@ class Decentralized(torch.optim.Optimizer):
         self.last = grad
         try:
             point = self._running.send(grad)
-            self._asked += 1
+            self.asked += 1
             self.node.flush()
             self._flat.show(point)
         except StopIteration as done:
-            self.algorithm_state, self._asked = done.value, 0
+            self.algorithm_state, self.asked = done.value, 0
             self.node.step += 1
             self._begin()
 
     def _start(self) -> None:
         """The algorithm's first state, from the present model."""
         self.algorithm_state = self.algorithm.init(self._flat.vector.clone(), self.node)
-        self.last, self._asked = torch.zeros_like(self._flat.vector), 0
+        self.last, self.asked = torch.zeros_like(self._flat.vector), 0
         self._begin()
 
     def _begin(self) -> None:
@@ -255,15 +256,16 @@ class Decentralized(torch.optim.Optimizer):
     def _gradient(self) -> Tensor:
         """The parameters' gradients as one vector, with weight decay; what is not finite is refused or replaced."""
         grad = self._flat.gradient(self.param_groups, getattr(self, "grad_scale", None))
-        if not isfinite(float(grad.sum())) and not bool(torch.isfinite(grad).all()):  # a sum takes one pass over memory
-            scaled = getattr(self, "found_inf", None) is not None  # GradScaler expects overflows, and lowers its scale
-            if self.nonfinite == "raise" and not scaled:
-                raise PerronError(
-                    f"Node {self.node.name}: the gradient of step {self.steps} is not finite. Lower lr, clip gradients, or "
-                    "pass nonfinite='skip'."
-                )
-            return self.last.clone()
-        return grad
+        if not (wrong := self._flat.not_finite(grad)):
+            return grad
+        scaled = getattr(self, "found_inf", None) is not None  # GradScaler expects overflows, and lowers its scale
+        if self.nonfinite == "raise" and not scaled:
+            raise PerronError(
+                f"Node {self.node.name}: the gradient of step {self.steps} is not finite in {wrong}. Lower lr, clip gradients, "
+                "or pass nonfinite='skip'."
+            )
+        self.skipped += 1
+        return self.last.clone()
 
     # ---- coming together
 
@@ -415,9 +417,9 @@ class Decentralized(torch.optim.Optimizer):
         """As any optimizer's, with the algorithm's state of this node. Messages under way are made again after loading."""
         if self._averaging:
             raise PerronError("The model is the average of all nodes' now; leave averaged_model() before saving.")
-        if self._asked:
+        if self.asked:
             raise PerronError(
-                f"{self.algorithm.about.title} is in the middle of a step ({self._asked} of its gradients are in); save after it."
+                f"{self.algorithm.about.title} is in the middle of a step ({self.asked} of its gradients are in); save after it."
             )
         state = {name: value.clone() for name, value in self.algorithm_state._asdict().items()}
         own = self._identity() | {"step": self.steps, "last": self.last.clone(), "state": state}
@@ -459,12 +461,10 @@ class Decentralized(torch.optim.Optimizer):
 
     def _facts(self, *, began: bool) -> dict[str, Any]:
         """What all processes need to have in common; once training has begun, schedules may be a step apart."""
-        from perron import __version__
-
         return {
-            "the version of perron": __version__,
+            **versions(),
             "the algorithm": described(self.algorithm),
             "the network": f"{self.mixing!r} {fingerprint(self.mixing)}",
             **self._flat.facts(self.param_groups, began=began),
-            "the settings": self._settings,
+            **self._settings,
         }

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import atexit
 import ctypes
+import gc
 import os
 import signal
 import sys
@@ -15,15 +16,28 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from datetime import timedelta
+from types import TracebackType
 from typing import Any, NamedTuple
 
 import torch.distributed as dist
 from torch import Tensor
 
-from perron.errors import NetworkError
+from perron.errors import NetworkError, PerronError
 
-TIMEOUT = 15.0  # seconds for a message
-LAST = 0.25  # seconds for threads to come to rest
+# How long anybody waits for anything, in seconds. One of them is yours to set, `Decentralized(timeout=)`; it must be longer than
+# a process may pause for, and is what tells a dead node from a slow one. The others follow from it, or from how processes start.
+TIMEOUT = 15.0  # a neighbour may be silent in an exchange, or a process in a collective, for so long
+START = (
+    20 * TIMEOUT
+)  # for all processes to come at the start, which includes imports and data: `distributed.init(timeout=)`
+BEAT = 0.2  # between two heartbeats of an elastic member
+PATIENCE = 10 * BEAT  # without a heartbeat after which a member is taken for lost; shorter than any elastic timeout
+FAREWELL = 1.0  # when a node has died, for the others to notice and say so before the launcher ends them
+GRACE = 2 * TIMEOUT  # for nodes that were told to end: to agree on a step, do it, save, and go
+SILENCE = TIMEOUT + PATIENCE  # without a heartbeat after which a node that is left over at the end is ended
+LAST = 0.25  # for threads to come to rest
+
+AGAIN = "Start again: it goes on from the last checkpoint."
 
 Words = str | Callable[[], str]
 
@@ -44,11 +58,13 @@ class Peers(ABC):
         rank: this one's number.
         size: how many there are.
         names: the number that each had from its launcher; it stays when others go.
+        remedy: what an error about a lost peer advises.
     """
 
     rank: int
     size: int
     names: Sequence[int]
+    remedy: str = ""
 
     @abstractmethod
     def post(self, parcels: list[Parcel]) -> list[Any]:
@@ -73,6 +89,8 @@ class Peers(ABC):
 
 class Group(Peers):
     """A process group of torch.distributed; the default one if None."""
+
+    remedy = AGAIN
 
     def __init__(self, group: Any = None) -> None:
         self.group = group
@@ -111,16 +129,37 @@ class Group(Peers):
     def finish(self, works: Sequence[tuple[Any, Words]], timeout: float = TIMEOUT) -> None:
         """One after the other."""
         for work, what in works:
-            wait(work, what, timeout)
+            wait(work, what, timeout, self.remedy)
 
 
-def wait(work: Any, what: Words, timeout: float) -> None:
+class _Timed:
+    """A piece of work; the seconds that were spent in waiting for it are added to those for its neighbour."""
+
+    def __init__(self, work: Any, waited: dict[int, float], neighbour: int) -> None:
+        self.work, self.waited, self.neighbour = work, waited, neighbour
+
+    def wait(self, timeout: timedelta) -> None:
+        began = time.monotonic()
+        try:
+            self.work.wait(timeout)
+        finally:
+            self.waited[self.neighbour] += time.monotonic() - began
+
+
+def timed(works: list[Any], neighbours: list[int], waited: dict[int, float]) -> list[Any]:
+    """The same works, with the seconds counted; as they are if there is one for all messages, as of NCCL."""
+    if len(works) != len(neighbours):
+        return works
+    return [_Timed(work, waited, neighbour) for work, neighbour in zip(works, neighbours, strict=True)]
+
+
+def wait(work: Any, what: Words, timeout: float, remedy: str = "") -> None:
     """Wait for something that torch.distributed has started; what goes wrong is told in our words."""
     try:
         work.wait(timedelta(seconds=timeout))
     except (RuntimeError, dist.DistError) as error:
         said = f"it was silent for {timeout:g} s" if "timed out" in str(error).lower() else meaning(error)
-        raise NetworkError(f"{what if isinstance(what, str) else what()}: {said}.") from None
+        raise NetworkError(f"{what if isinstance(what, str) else what()}: {said}. {remedy}".rstrip()) from None
 
 
 def meaning(error: BaseException) -> str:
@@ -136,14 +175,36 @@ def line(error: BaseException) -> str:
     return str(error).split("\n")[0].rpartition("] ")[2].strip()[:200]
 
 
+def checked(timeout: float, least: float = 0.0) -> float:
+    """A number of seconds that can be waited for."""
+    if not least < timeout < float("inf"):
+        raise PerronError(f"timeout is a number of seconds, more than {least:g}; got {timeout}.")
+    return timeout
+
+
 def follow_launcher() -> None:
-    """End with the launcher, where it can be arranged: a worker that nobody watches would train on for nobody."""
+    """End with the launcher, where it can be arranged: a worker that nobody watches would train on for nobody.
+
+    What perron refuses or loses is then said in one line, as by the command line itself.
+    """
     launcher = os.environ.pop("PERRON_LAUNCHER", None)  # not for processes that this one starts
-    if launcher is None or sys.platform != "linux":
+    if launcher is None:
+        return
+    if os.environ.get("PERRON_DEBUG", "") in ("", "0"):
+        sys.excepthook = _one_line
+    if sys.platform != "linux":
         return
     ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
     if os.getppid() != int(launcher):
         raise NetworkError("The launcher of this process is gone.")
+
+
+def _one_line(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    if issubclass(kind, PerronError):
+        sys.stderr.write(f"perron: {error}\n")
+        gc.freeze()  # what is collected when the interpreter goes takes most of a second, since torch is large
+    else:
+        sys.__excepthook__(kind, error, trace)
 
 
 @atexit.register

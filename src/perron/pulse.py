@@ -11,12 +11,9 @@ from typing import Any, Protocol
 
 import torch.distributed as dist
 
-from perron.peers import TIMEOUT
+from perron.peers import BEAT, PATIENCE, TIMEOUT
 
 KEYS = "perron"  # prefix of all keys in the store
-BEATS = f"{KEYS}/b"
-BEAT = 0.2  # seconds between heartbeats
-PATIENCE = 2.0  # seconds without one after which a process is taken for lost
 TRIES = 3  # of the store, before it is given up
 
 log = logging.getLogger("perron")

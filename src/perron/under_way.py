@@ -19,10 +19,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from perron.errors import FileError
-from perron.live import LIVE, Records, Tail, Track, held
+from perron.live import LIVE, WAITED, Records, Tail, Track, held
 
 STUDY = "live.jsonl"
 NODES = "node-*.jsonl"
+CLEARLY = 1.0  # seconds of waiting that are worth a word
 
 
 class Planned(NamedTuple):
@@ -276,6 +277,17 @@ class TrainingFolder:
     def events(self) -> list[tuple[int, str]]:
         """What happened, as told by any node: steps and words, each once."""
         return sorted({(event.step, event.said) for track in self.nodes.values() for event in track.events})
+
+    @property
+    def slow(self) -> str:
+        """Which node the others wait for: the one that hardly waits itself, since all wait for it, directly or not."""
+        ends = {
+            number: track.curves[WAITED][-1][1] or 0.0 for number, track in self.nodes.items() if WAITED in track.curves
+        }
+        least, most = min(ends, default=0, key=lambda number: ends[number]), max(ends.values(), default=0.0)
+        if most < CLEARLY or ends[least] > most / 2:
+            return ""
+        return f"node {least} is slow: it waited {ends[least]:.1f} s for others, they up to {most:.1f} s"
 
     def _present(self) -> list[Track]:
         return [track for number, track in self.nodes.items() if number in self.alive] or list(self.nodes.values())

@@ -109,6 +109,7 @@ class Watch:
             "alive": sorted(folder.alive),
             "rate": folder.rate,
             "events": [list(one) for one in folder.events],
+            "slow": folder.slow,
         }
 
     def frame(self, width: int, height: int) -> Group:
@@ -147,7 +148,7 @@ class Watch:
             labels = {run.name: run.label for run in folder.runs}
             said_of = [f"failed: {labels.get(name, name)}: {why}" for name, why in folder.failed.items()]
         else:
-            said_of = [said.partition(". ")[0] for _, said in folder.events]
+            said_of = [said.partition(". ")[0] for _, said in folder.events] + [folder.slow] * bool(folder.slow)
         for said in said_of[-2:]:
             yield _text(
                 said, style="red" if isinstance(folder, StudyFolder) else "yellow", no_wrap=True, overflow="ellipsis"

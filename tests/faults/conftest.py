@@ -2,6 +2,7 @@ import re
 
 import pytest
 from table import FULL, QUICK, ROWS, Row
+from trainings import Training
 
 NAME = re.compile(r"test_f(\d\d)_")
 
@@ -52,3 +53,19 @@ def pytest_runtest_makereport(item, call):
 def trials():
     """How many: trials(quick, full)."""
     return lambda quick, full: full if FULL else quick
+
+
+@pytest.fixture
+def training(tmp_path):
+    """Makes a `trainings.Training`; whatever is left of it is ended with the test."""
+    made = []
+
+    def make(*launch, **options):
+        folder = tmp_path / str(len(made))
+        folder.mkdir()
+        made.append(Training(folder, *launch, **options))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.end()
