@@ -2,9 +2,9 @@
 
 The store through which processes find each other asks nobody who they are. So the launcher that hosts it puts a question into it,
 a number of one's own; who comes answers with HMAC-SHA256(secret, question, own question, what it brings), and is answered in the
-same way. The secret itself is never sent, and what was said cannot be said again. This keeps out accidents: a
-launcher of another training, an old one that still runs, a wrong address. It does not keep out attackers, who can write into the
-store without coming through the door, and it encrypts nothing.
+same way. The secret itself is never sent. This keeps out accidents: a launcher of another training, an old one that still runs, a
+wrong address. It does not keep out attackers, who can write into the store without coming through the door, and it encrypts
+nothing.
 
     door/question       of the host
     door/knocks         a line of JSON for everybody who wants in
@@ -35,7 +35,10 @@ SHORTEST = 8  # characters
 def secret(file: str | Path | None = None) -> str:
     """What is in a file that only its owner can read, or in the environment; nothing if there is none."""
     if file is None:
-        return os.environ.get(VARIABLE, "")
+        told = os.environ.get(VARIABLE, "")
+        if told and len(told) < SHORTEST:
+            raise FileError(f"The secret in {VARIABLE} has {len(told)} characters; it needs {SHORTEST} or more.")
+        return told
     path = Path(file)
     try:
         mode, text = path.stat().st_mode & 0o777, path.read_text().strip()
