@@ -120,7 +120,7 @@ def draw(found: list[dict[str, Any]], path: Path) -> None:
                 label = _short(one["robust"]["links"]) if kind == "robust" else None
                 axes.plot(step, np.maximum(error, 1e-16), style, color=colour, linewidth=1.3, label=label)
         axes.plot([], [], "--", color="grey", linewidth=1.3, label="dashed: plain Push-Pull")
-        axes.set(title=title, xlabel="step", yscale="log", ylim=(1e-17, 1e6))
+        axes.set(title=title, xlabel="step", yscale="log", ylim=(1e-17, 1e9))
         axes.grid(alpha=0.25)
         axes.legend(frameon=False, fontsize=8, loc="upper right")
     both[0].set_ylabel(r"$\max_i |x_i - x^*|$ (Robust Push-Pull: solid)")

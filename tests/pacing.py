@@ -13,6 +13,7 @@ from perron.algorithm import advance
 from perron.asynchronous import AsynchronousNode
 from perron.distributed import DistributedNode
 from perron.keyed import NOISE, Keyed
+from perron.optim import Decentralized
 from perron.problems import Quadratic
 
 LR, STEPS = 0.1, 400
@@ -22,12 +23,36 @@ def problem_and_network(n):
     return Quadratic.random(n, 3, seed=2), Mixing.random_integer(topologies.random_digraph(n, seed=1), seed=1)
 
 
+def optimize(rank, size, folder):
+    """The optimizer on a regression of which every node has a part."""
+    slow, done = rank == size - 1, folder / "done"
+    features = torch.randn(size, 20, 4, generator=torch.Generator().manual_seed(0))
+    targets = features.sum(-1) + torch.randn(size, 20, generator=torch.Generator().manual_seed(1))
+    model = torch.nn.Linear(4, 1, bias=False)
+    optimizer = Decentralized(model, RobustPushPull(), "exponential", lr=0.05, asynchronous=True)
+    while optimizer.steps < STEPS if slow else not done.exists():
+        optimizer.zero_grad()
+        (model(features[rank])[:, 0] - targets[rank]).square().mean().backward()
+        time.sleep(0.01 if slow else 0.0005)
+        optimizer.step()
+    done.touch()
+    with optimizer.averaged_model():
+        best = torch.linalg.lstsq(features.reshape(-1, 4), targets.reshape(-1, 1)).solution[:, 0]
+        error = float((model.weight[0] - best).abs().max())
+    optimizer.close()
+    return {"steps": optimizer.steps, "error": error}
+
+
 if __name__ == "__main__":
     rank, size, folder = int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3])
-    kind = {"asynchronous": AsynchronousNode, "waiting": DistributedNode}[sys.argv[4]]
     slow, done = rank == size - 1, folder / "done"
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=size)
+    if sys.argv[4] == "optimizer":
+        (folder / f"{rank}.json").write_text(json.dumps(optimize(rank, size, folder)))
+        distributed.close()
+        sys.exit()
+    kind = {"asynchronous": AsynchronousNode, "waiting": DistributedNode}[sys.argv[4]]
     problem, mixing = problem_and_network(size)
     node, algorithm = kind(mixing), RobustPushPull()
     mine, noise = problem.of_node(rank), Keyed(0, trials=[0], nodes=[rank], stream=NOISE)

@@ -140,5 +140,16 @@ def test_asynchronous_nodes_do_not_wait_and_reach_the_optimum(tmp_path):
 
 def test_asynchronous_nodes_take_robust_algorithms_only():
     with pytest.raises(PerronError, match=r"Push-Pull \(AB, SAB\) needs every message.*RobustPushPull"):
-        asynchronous.check(PushPull())
-    asynchronous.check(RobustPushPull())
+        asynchronous.pacing(PushPull())
+    with pytest.raises(PerronError, match="Elastic membership needs nodes that wait"):
+        asynchronous.pacing(RobustPushPull(), elastic=True)
+
+
+def test_an_asynchronous_optimizer(tmp_path):
+    """A slow node holds nobody up, and the average of all models is the regression on the data of all."""
+    outputs = launched("pacing.py", 3, tmp_path, "optimizer")
+    for _, error, code in outputs:
+        assert code == 0, error
+    found = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(3)]
+    assert max(one["error"] for one in found) < 1e-3
+    assert found[0]["steps"] > 2 * found[2]["steps"]

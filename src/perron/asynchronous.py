@@ -113,6 +113,7 @@ class AsynchronousNode(DistributedNode):
         self._out: dict[tuple[Side, int], Outbox] = {}
         self._in: dict[tuple[Side, int], Inbox] = {}
         self._last: dict[Side, Tensor] = {}
+        self.timeout = FOREVER  # where all come together, as for an average, the fast wait for the slow
 
     def latest(self, side: Side, x: Tensor, before: Tensor) -> Handle:
         """Hand it over, and take what is there when it is waited for."""
@@ -172,10 +173,13 @@ class AsynchronousNode(DistributedNode):
         raise PerronError("An asynchronous node has the newest messages only, not all: use RobustPushPull.")
 
 
-def check(algorithm: Algorithm) -> None:
-    """Refuse algorithms that need every message."""
+def pacing(algorithm: Algorithm, *, elastic: bool = False) -> type[AsynchronousNode]:
+    """The kind of node with which an algorithm need not wait; refused if it needs every message."""
     if not algorithm.about.robust:
         raise PerronError(
             f"{algorithm.about.title} needs every message of every step, so its nodes have to wait for each other; use "
             "RobustPushPull, or leave out asynchronous=True."
         )
+    if elastic:
+        raise PerronError("Elastic membership needs nodes that wait for each other: leave out asynchronous=True.")
+    return AsynchronousNode

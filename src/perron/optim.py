@@ -35,6 +35,7 @@ from perron import distributed
 from perron.agreement import compare, described, fingerprint, gathered, taken, united, versions
 from perron.algorithm import Algorithm
 from perron.algorithms import PushPull
+from perron.asynchronous import pacing
 from perron.distributed import DistributedNode
 from perron.elastic import Change, Membership
 from perron.errors import NetworkError, PerronError
@@ -62,13 +63,13 @@ class Decentralized(torch.optim.Optimizer):
         weight_decay: added to the gradient before it is tracked.
         weights: the weight rule for a graph, see `perron.mixing.RULES`.
         seed: of random topologies and weights, and of what nodes draw.
-        group: the process group; the default one if None. Give one of one rank for each machine to run the algorithm between
-            machines and something else within.
+        group: the process group; the default one if None. One with a rank of each machine runs the algorithm between machines.
         timeout: seconds after which a silent neighbour is an error (with elastic membership: lost).
         wire: ``"bf16"`` for messages of half the size; what a push loses by rounding stays with the sender.
         nonfinite: what to do with a gradient that is not finite: ``"raise"``, or ``"skip"``, which uses the last one again (the
             node must go on exchanging, or its neighbours would wait for it).
         broadcast: whether all nodes start from the model of rank 0.
+        asynchronous: whether nodes step at their own pace, with the newest that they have heard; see `perron.asynchronous`.
 
     Attributes:
         changes: with elastic membership, what happened: a `Change` for each time that members were lost or came.
@@ -93,6 +94,7 @@ class Decentralized(torch.optim.Optimizer):
         wire: Literal["bf16"] | None = None,
         nonfinite: Literal["raise", "skip"] = "raise",
         broadcast: bool = True,
+        asynchronous: bool = False,
     ) -> None:
         self._membership: Membership | None = distributed.membership() if group is None else None
         if not dist.is_initialized() and self._membership is None:
@@ -101,9 +103,8 @@ class Decentralized(torch.optim.Optimizer):
             raise PerronError(f"wire is None or 'bf16', nonfinite 'raise' or 'skip'; got {wire!r} and {nonfinite!r}.")
         self._made = False
         self.model = params if isinstance(params, nn.Module) else None
-        super().__init__(
-            params.parameters() if isinstance(params, nn.Module) else params, {"lr": lr, "weight_decay": weight_decay}
-        )
+        given = params.parameters() if isinstance(params, nn.Module) else params
+        super().__init__(given, {"lr": lr, "weight_decay": weight_decay})
         for one in self.param_groups:
             rate, decay = one["lr"], one["weight_decay"]
             if not rate > 0 or not decay >= 0:
@@ -112,7 +113,8 @@ class Decentralized(torch.optim.Optimizer):
         self.nonfinite, self.timeout = nonfinite, timeout
         self._graph = graph if isinstance(graph, str) or not isinstance(graph, Iterable) else tuple(graph)
         self._settings: dict[str, Any] = {"weights": weights, "seed": seed, "wire": wire, "broadcast": broadcast}
-        self._settings |= {"timeout": checked(timeout), "nonfinite": nonfinite}
+        self._settings |= {"timeout": checked(timeout), "nonfinite": nonfinite, "asynchronous": asynchronous}
+        self._kind = pacing(self.algorithm, elastic=self._membership is not None) if asynchronous else DistributedNode
         self._flat = Flat(self.param_groups, self.model)
         self._made = True
         self._running: Any = None
@@ -168,11 +170,11 @@ class Decentralized(torch.optim.Optimizer):
     def close(self) -> None:
         """Wait for the messages that are under way. Call it at the end, after the same number of steps on every node."""
         self._settle()
+        if self._broken is None:
+            self.node.close()
         if self._membership is not None:
             self._membership.finish()
-            self._broken = self._broken or NetworkError(
-                "This elastic training was closed; start a new process for another."
-            )
+            self._broken = self._broken or NetworkError("It was closed; start a new process for another training.")
 
     def _settle(self) -> None:
         """Wait for what is under way, and forget the step that had begun."""
@@ -282,7 +284,7 @@ class Decentralized(torch.optim.Optimizer):
         self.algorithm.check(Network(self.mixing))
         options: dict[str, Any] = {"timeout": self.timeout, "seed": seed, "wire": WIRES[wire]}
         options |= {"dtype": self._flat.dtype, "device": self._flat.device}
-        self.node = DistributedNode(self.mixing, peers=peers, **options)
+        self.node = self._kind(self.mixing, peers=peers, **options)
         limit = self.timeout if sources else START
         if sources:
             self._take_over_groups(sources, limit)
@@ -346,9 +348,7 @@ class Decentralized(torch.optim.Optimizer):
                 why = error
         if not sources:
             if epoch.number:
-                log.warning(
-                    "Nobody has a model to go on with: training starts anew, from the last checkpoint if it is loaded."
-                )
+                log.warning("Nobody has a model to go on with: training starts anew, unless a checkpoint is loaded.")
             return False
         self.joined = self.joined or (doing == "start" and (furthest > 0 or epoch.under_way))
         came = tuple(one.node for one in epoch.members if one.fresh)
