@@ -205,6 +205,8 @@ def fault(training: Training, kind: str, dice: random.Random) -> bool:
     early = dice.random() < EARLY
     while not (nodes := training.nodes(begun=not early)) or not (early or training.moved > training.struck):
         training.run(0.5)
+        if time.monotonic() - training.moved > 5 * BARS["gap"]:
+            raise SystemExit(f"The training came to a stand:\n{(training.folder / 'log').read_text()[-3000:]}")
     if training.launcher is None:
         return False
     training.struck = time.monotonic()
