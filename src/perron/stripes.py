@@ -77,7 +77,7 @@ class Stripes:
 
     def _is_wide(self, value: Tensor) -> bool:
         """Whether it has the models' coordinates, for nodes or for links; weights, counters and the like do not."""
-        return value.shape[-1] == self.shape[-1]
+        return value.ndim == len(self.shape) and value.shape[-1] == self.shape[-1]
 
     def _of(self, value: Tensor, part: slice) -> Tensor:
         return value[..., part] if self._is_wide(value) else value
