@@ -29,6 +29,7 @@ FIGURES = {  # the studies that show them
     "Table 1, measured": ["table-1"],
     "The networks": ["topologies"],
     "Beyond the paper: families of algorithms, and a lesson": ["families", "mnist-families", "digits"],
+    "Beyond the paper: links that lose messages": ["unreliable-links"],
 }
 APART = ("demo", "cifar10-resnet18")  # a part of another, and one that takes days without a GPU
 
