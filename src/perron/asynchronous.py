@@ -11,6 +11,7 @@ A neighbour whose connection closes before it has said goodbye is an error, at t
 from __future__ import annotations
 
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from typing import Any
 
@@ -22,20 +23,19 @@ from perron.algorithm import Algorithm
 from perron.distributed import DistributedNode, Exchange
 from perron.errors import NetworkError, PerronError
 from perron.node import Handle, Later, Side
-from perron.peers import Parcel, Peers, wait
+from perron.peers import Parcel, Peers, meaning, wait
 
 FOREVER = 7 * 86400.0  # seconds that a link may be silent: gloo closes all connections when a wait times out
 TAGS: dict[Side, int] = {"pull": 2**30, "push": 2**30 + 1}
 
 
-class _Link(threading.Thread):
+class _Link(threading.Thread, ABC):
     """One direction of one link; its thread blocks in gloo, which can neither wake nor poll a wait."""
 
     def __init__(self, peers: Peers, neighbour: int, side: Side, what: str) -> None:
         super().__init__(name=f"perron {what}", daemon=True)
         self.peers, self.neighbour, self.tag, self.what = peers, neighbour, TAGS[side], what
         self.error: NetworkError | None = None
-        self.messages = 0
 
     def run(self) -> None:
         """Until the goodbye, or an error."""
@@ -44,17 +44,16 @@ class _Link(threading.Thread):
         except NetworkError as error:
             self.error = error
         except (RuntimeError, dist.DistError) as error:
-            self.error = NetworkError(f"{self.what}: {str(error).splitlines()[0]}.")
+            self.error = NetworkError(f"{self.what}: {meaning(error)}.")
 
+    @abstractmethod
     def work(self) -> None:
         """What the thread does."""
-        raise NotImplementedError
 
     def pass_on(self, tensor: Tensor, *, sent: bool) -> None:
         """Send it, or fill it; the last number is 0, or 1 for goodbye."""
         for one in self.peers.post([Parcel(self.neighbour, tensor, self.tag, sent)]):
             wait(one, self.what, FOREVER)
-        self.messages += 1
 
 
 class Outbox(_Link):

@@ -111,7 +111,7 @@ class Neural(Problem):
     def _try_out(self) -> None:
         """Whether model, data and loss go together."""
         inputs, labels = next(self._chunks(self.data.images, self.data.labels, self.parts[0][:2]))
-        self.model.eval()
+        self.model.train(False)
         largest = -1 if labels.is_floating_point() else int(self.data.labels.max())
         try:
             with torch.no_grad():
@@ -259,7 +259,7 @@ class Neural(Problem):
         """Over all samples of each node, as they are (without augmentation), in eval mode, with each node's own statistics."""
         out = torch.zeros_like(x) if out is None else out.zero_()
         self._remember(x.numel() // self.dim)
-        self.model.eval()
+        self.model.train(False)
         losses = []
         for row, (point, grad) in enumerate(zip(x.reshape(-1, self.dim), out.view(-1, self.dim), strict=True)):
             node = row % self.nodes
@@ -307,7 +307,7 @@ class Neural(Problem):
         at = LossAt(self.model, self._loss)
 
         def product(v: Tensor) -> Tensor:
-            self.model.eval()
+            self.model.train(False)
             out = self.weight_decay * v
             for node, some in enumerate(chosen):
                 self._wear_buffers({name: values[node] for name, values in self._buffers.items()})
@@ -340,7 +340,7 @@ class Neural(Problem):
         self._remember(len(points))
         self.model.train()
         for name in self._evaluating:
-            self.model.get_submodule(name).eval()
+            self.model.get_submodule(name).train(False)
         losses = []
         gpus = [points.device.index or 0] if points.device.type == "cuda" else []
         for row, (point, grad) in enumerate(zip(points, grads.zero_(), strict=True)):
@@ -382,7 +382,7 @@ class Neural(Problem):
         """Mean loss and accuracy on some samples at common points ``(..., d)``."""
         points = x.reshape(-1, self.dim)
         self._remember(len(points) * self.nodes)
-        self.model.eval()
+        self.model.train(False)
         found = []
         with torch.no_grad():
             for trial, point in enumerate(points):
