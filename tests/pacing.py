@@ -1,6 +1,8 @@
 """One process of the test of asynchronous nodes, of which the last is slow. Started by test_distributed.py."""
 
 import json
+import os
+import signal
 import sys
 import time
 from pathlib import Path
@@ -23,7 +25,7 @@ def problem_and_network(n):
     return Quadratic.random(n, 3, seed=2), Mixing.random_integer(topologies.random_digraph(n, seed=1), seed=1)
 
 
-def optimize(rank, size, folder):
+def optimize(rank, size, folder, *, dying=False):
     """The optimizer on a regression of which every node has a part."""
     slow, done = rank == size - 1, folder / "done"
     features = torch.randn(size, 20, 4, generator=torch.Generator().manual_seed(0))
@@ -35,6 +37,8 @@ def optimize(rank, size, folder):
         (model(features[rank])[:, 0] - targets[rank]).square().mean().backward()
         time.sleep(0.01 if slow else 0.0005)
         optimizer.step()
+        if dying and rank == 1 and optimizer.steps == 50:
+            os.kill(os.getpid(), signal.SIGKILL)
     done.touch()
     with optimizer.averaged_model():
         best = torch.linalg.lstsq(features.reshape(-1, 4), targets.reshape(-1, 1)).solution[:, 0]
@@ -48,8 +52,9 @@ if __name__ == "__main__":
     slow, done = rank == size - 1, folder / "done"
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=size)
-    if sys.argv[4] == "optimizer":
-        (folder / f"{rank}.json").write_text(json.dumps(optimize(rank, size, folder)))
+    if sys.argv[4] in ("optimizer", "dying"):
+        found = optimize(rank, size, folder, dying=sys.argv[4] == "dying")
+        (folder / f"{rank}.json").write_text(json.dumps(found))
         distributed.close()
         sys.exit()
     kind = {"asynchronous": AsynchronousNode, "waiting": DistributedNode}[sys.argv[4]]

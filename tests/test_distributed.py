@@ -1,6 +1,7 @@
 """Processes: the same numbers as in the simulator, and faults that are named."""
 
 import json
+import re
 import subprocess
 import sys
 from contextlib import nullcontext
@@ -153,3 +154,16 @@ def test_an_asynchronous_optimizer(tmp_path):
     found = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(3)]
     assert max(one["error"] for one in found) < 1e-3
     assert found[0]["steps"] > 2 * found[2]["steps"]
+
+
+def test_an_asynchronous_node_that_dies_is_named(tmp_path):
+    """Silence is no error there, but a connection that closes without a goodbye is."""
+    outputs = launched("pacing.py", 3, tmp_path, "dying")
+    assert outputs[1][2] == -9
+    for rank in (0, 2):
+        _, error, code = outputs[rank]
+        assert code == 1
+        assert re.search(rf"NetworkError: Node {rank} lost node \d \(edge node \d -> node \d, pu(ll|sh)\)", error), (
+            error
+        )
+    assert any("lost node 1" in outputs[rank][1] for rank in (0, 2))

@@ -10,9 +10,11 @@ A neighbour whose connection closes before it has said goodbye is an error, at t
 
 from __future__ import annotations
 
+import atexit
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -23,10 +25,11 @@ from perron.algorithm import Algorithm
 from perron.distributed import DistributedNode, Exchange
 from perron.errors import NetworkError, PerronError
 from perron.node import Handle, Later, Side
-from perron.peers import Parcel, Peers, meaning, wait
+from perron.peers import LAST, Parcel, Peers, meaning, wait
 
 FOREVER = 7 * 86400.0  # seconds that a link may be silent: gloo closes all connections when a wait times out
 TAGS: dict[Side, int] = {"pull": 2**30, "push": 2**30 + 1}
+NOBODY = 2**30 + 2  # the tag of a message that is never sent
 
 
 class _Link(threading.Thread, ABC):
@@ -44,7 +47,7 @@ class _Link(threading.Thread, ABC):
         except NetworkError as error:
             self.error = error
         except (RuntimeError, dist.DistError) as error:
-            self.error = NetworkError(f"{self.what}: {meaning(error)}.")
+            self.error = NetworkError(f"{self.what}: {meaning(error)}. {self.peers.remedy}".rstrip())
 
     @abstractmethod
     def work(self) -> None:
@@ -53,7 +56,7 @@ class _Link(threading.Thread, ABC):
     def pass_on(self, tensor: Tensor, *, sent: bool) -> None:
         """Send it, or fill it; the last number is 0, or 1 for goodbye."""
         for one in self.peers.post([Parcel(self.neighbour, tensor, self.tag, sent)]):
-            wait(one, self.what, FOREVER)
+            wait(one, self.what, FOREVER, self.peers.remedy)
 
 
 class Outbox(_Link):
@@ -63,6 +66,13 @@ class Outbox(_Link):
         super().__init__(peers, neighbour, side, what)
         self._changed = threading.Condition()
         self._next: Tensor | None = None
+        self._stopped = False
+
+    def stop(self) -> None:
+        """Send no more."""
+        with self._changed:
+            self._stopped = True
+            self._changed.notify()
 
     def put(self, message: Tensor) -> None:
         """To be sent as soon as the last one is out."""
@@ -74,12 +84,13 @@ class Outbox(_Link):
         """Send and send, until a goodbye is sent."""
         while True:
             with self._changed:
-                self._changed.wait_for(lambda: self._next is not None)
+                self._changed.wait_for(lambda: self._next is not None or self._stopped)
                 message, self._next = self._next, None
-            if message is not None:
-                self.pass_on(message, sent=True)
-                if message[-1]:
-                    return
+            if message is None or self._stopped:
+                return
+            self.pass_on(message, sent=True)
+            if message[-1]:
+                return
 
 
 class Inbox(_Link):
@@ -137,12 +148,14 @@ class AsynchronousNode(DistributedNode):
 
     def _open(self, side: Side, message: Tensor) -> None:
         """The links of a side; their threads begin to listen."""
+        if not self._last:
+            atexit.register(self._abandon)
         edges, names = self.edges(side, self.step), self.peers.names
         for source in edges.sources:
-            what = f"Node {self.name} lost node {names[source]} ({side}, {names[source]} -> {self.name})"
+            what = f"Node {self.name} lost node {names[source]} (edge node {names[source]} -> node {self.name}, {side})"
             self._in[side, source] = Inbox(self.peers, source, side, what, message)
         for target in edges.targets:
-            what = f"Node {self.name} lost node {names[target]} ({side}, {self.name} -> {names[target]})"
+            what = f"Node {self.name} lost node {names[target]} (edge node {self.name} -> node {names[target]}, {side})"
             self._out[side, target] = Outbox(self.peers, target, side, what)
         for (own, _), link in [*self._in.items(), *self._out.items()]:
             if own == side:
@@ -163,7 +176,24 @@ class AsynchronousNode(DistributedNode):
             box.put(torch.cat([self._last[side][:-1], self._last[side].new_ones(1)]))
         for link in self._links():
             link.join()
+        atexit.unregister(self._abandon)
         self._check()
+
+    def _abandon(self) -> None:
+        """At the end of a process that did not close: a thread that is inside gloo when the interpreter goes would abort it.
+
+        gloo closes all connections when a wait times out, and so wakes all threads. So we wait, in vain and not for long, for
+        somebody to whom the connection is still open.
+        """
+        for box in self._out.values():
+            box.stop()
+        for other in range(self.nodes):
+            if other != self.number and any(link.is_alive() for link in self._links()):
+                with suppress(NetworkError, RuntimeError, dist.DistError):
+                    for work in self.peers.post([Parcel(other, torch.empty(1), NOBODY, sent=False)]):
+                        wait(work, "nobody", LAST / 10)
+                for link in self._links():
+                    link.join(LAST)
 
     def drain(self) -> None:
         """Nothing that is under way has to arrive."""

@@ -172,9 +172,9 @@ def load(folder: str | Path, optimizer: Decentralized) -> Checkpoint | None:
 def _resume(folder: Path, moment: Moment, optimizer: Decentralized, remark: str) -> Checkpoint:
     manifest, tensors = _read(folder, moment, optimizer.node.number)
     own = {name: manifest[name] for name in ("algorithm", "network", "node", "nodes", "step")}
-    own |= {"last": tensors["last"], "state": _part(tensors, "state.")}
+    own |= {"last": tensors["last"], "state": saved.part(tensors, "state.")}
     optimizer.load_state_dict({"state": {}, "param_groups": manifest["param_groups"], "perron": own})
-    _set_buffers(optimizer, _part(tensors, "buffer."))
+    _set_buffers(optimizer, saved.part(tensors, "buffer."))
     torch.set_rng_state(tensors["random"])
     return Checkpoint(moment.step, manifest["notes"], remark)
 
@@ -195,7 +195,7 @@ def _adopt(folder: Path, moment: Moment, optimizer: Decentralized, remark: str) 
     optimizer.node.step = moment.step
     for own, old in zip(optimizer.param_groups, found[0][0]["param_groups"], strict=False):
         own.update({key: value for key, value in old.items() if key != "params"})
-    parts = [_part(tensors, "buffer.") for _, tensors in found]
+    parts = [saved.part(tensors, "buffer.") for _, tensors in found]
     together: dict[str, list[Tensor]] = defaultdict(list)
     for part in parts:
         for name, value in part.items():
@@ -306,10 +306,6 @@ def _read(folder: Path, moment: Moment, node: int) -> tuple[dict[str, Any], dict
             f"{data} is damaged: it has {size:,} bytes, with {saved.differs(digest.hex(), manifest['sha256'])}."
         )
     return manifest, saved.contents(data)[0]
-
-
-def _part(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
-    return {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}
 
 
 def _set_buffers(optimizer: Decentralized, buffers: dict[str, Tensor]) -> None:

@@ -31,7 +31,7 @@ from perron.errors import NetworkError, PerronError
 from perron.keyed import LOSSES, NOISE, PARTICIPATION, Keyed, link_names
 from perron.mixing import Mixing
 from perron.network import Network
-from perron.node import Handle, Node, Side
+from perron.node import IN_FULL, Handle, Node, Side
 from perron.peers import LAST, START, TIMEOUT, Group, Parcel, Peers, checked, follow_launcher, line, meaning, timed
 from perron.problem import Problem
 from perron.schedule import LearningRate, rate_at
@@ -391,7 +391,7 @@ class DistributedNode(Node):
     def hear(self, side: Side, x: Tensor) -> Handle:
         """Ask for what each neighbour sends; posted at the next flush or wait."""
         if self.wire is not None:
-            raise PerronError("Algorithms for unreliable links send running sums, in full precision; pass wire=None.")
+            raise PerronError(IN_FULL)
         return self._ask(side, x, apart=True)
 
     def inward(self, side: Side, x: Tensor) -> Tensor:

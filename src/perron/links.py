@@ -55,7 +55,7 @@ class Links:
         return " and ".join(told) or "are reliable"
 
 
-class UnderWay:
+class InTransit:
     """What was sent in the last steps in one exchange, and when it arrives: a ring of ``delay + 1`` places, by step."""
 
     def __init__(self, sent: Tensor, values: Tensor, arrivals: Tensor) -> None:
@@ -64,7 +64,7 @@ class UnderWay:
         self.arrivals = arrivals  # (places, ..., links, 2): the step at which each of two copies arrives, or NEVER
 
     @classmethod
-    def empty(cls, places: int, values: Tensor) -> UnderWay:
+    def empty(cls, places: int, values: Tensor) -> InTransit:
         """For messages like these."""
         arrivals = torch.full((places, *values.shape[:-1], 2), NEVER, device=values.device)
         sent = torch.full((places,), -1, device=values.device)
@@ -95,7 +95,7 @@ class Unreliable(Wrapper):
     def __init__(self, node: Node, links: Links) -> None:
         super().__init__(node)
         self.links = links
-        self._under_way: dict[str, UnderWay] = {}
+        self._in_transit: dict[str, InTransit] = {}
         self._asked: Counter[Side] = Counter()  # exchanges of this step
         self._drawn: dict[
             Side, Tensor
@@ -105,7 +105,7 @@ class Unreliable(Wrapper):
     def pull(self, x: Tensor) -> Handle:
         """What comes in this step, and one's own value where nothing does."""
 
-        def arrived(found: UnderWay, now: int) -> Tensor:
+        def arrived(found: InTransit, now: int) -> Tensor:
             values = found.newest((found.arrivals == now).any(-1), self.node.inward("pull", x))
             return self.node.weigh("pull", values).add_(self.node.self_weight("pull") * x)
 
@@ -114,7 +114,7 @@ class Unreliable(Wrapper):
     def push(self, y: Tensor) -> Handle:
         """The sum of what comes in this step."""
 
-        def arrived(found: UnderWay, now: int) -> Tensor:
+        def arrived(found: InTransit, now: int) -> Tensor:
             copies = (found.arrivals == now).sum(-1, keepdim=True)
             values = (copies * found.values).sum(0)
             return self.node.weigh("push", values).add_(self.node.self_weight("push") * y)
@@ -125,7 +125,7 @@ class Unreliable(Wrapper):
         """The newest that has arrived on each link."""
         return self._sent(side, x, lambda found, now: found.newest(found.arrivals.amin(-1) <= now, before))
 
-    def _sent(self, side: Side, x: Tensor, arrived: Callable[[UnderWay, int], Tensor]) -> Handle:
+    def _sent(self, side: Side, x: Tensor, arrived: Callable[[InTransit, int], Tensor]) -> Handle:
         """Send, and tell what has arrived of all that is under way when it is waited for."""
         now = self.node.step
         if now != self._now:
@@ -140,10 +140,10 @@ class Unreliable(Wrapper):
 
         def found() -> Tensor:
             values = heard.wait()
-            if key not in self._under_way:
-                self._under_way[key] = UnderWay.empty(self.links.delay + 1, values)
-            self._under_way[key].put(now, values, lags.to(values.device))
-            return arrived(self._under_way[key], now)
+            if key not in self._in_transit:
+                self._in_transit[key] = InTransit.empty(self.links.delay + 1, values)
+            self._in_transit[key].put(now, values, lags.to(values.device))
+            return arrived(self._in_transit[key], now)
 
         return Later(found)
 
@@ -158,10 +158,10 @@ class Unreliable(Wrapper):
     def saved(self) -> dict[str, Tensor]:
         """What is under way, to go on from."""
         parts = ("sent", "values", "arrivals")
-        return {f"{key} {part}": getattr(found, part) for key, found in self._under_way.items() for part in parts}
+        return {f"{key} {part}": getattr(found, part) for key, found in self._in_transit.items() for part in parts}
 
     def restore(self, tensors: Mapping[str, Tensor]) -> None:
         """Go on with what was under way."""
         keys = {name.rpartition(" ")[0] for name in tensors}
         parts = ("sent", "values", "arrivals")
-        self._under_way = {key: UnderWay(*(tensors[f"{key} {part}"].clone() for part in parts)) for key in keys}
+        self._in_transit = {key: InTransit(*(tensors[f"{key} {part}"].clone() for part in parts)) for key in keys}

@@ -17,6 +17,7 @@ from torch import Tensor
 from perron.errors import PerronError
 
 Side = Literal["pull", "push"]
+IN_FULL = "Algorithms for unreliable links send running sums, in full precision; pass wire=None."
 
 
 class Handle(ABC):
@@ -291,4 +292,4 @@ class Quantized(Wrapper):
 
     def latest(self, side: Side, x: Tensor, before: Tensor) -> Handle:  # noqa: ARG002
         """Not in few bits: who counts on the newest message alone sends sums, of which rounding would leave nothing."""
-        raise PerronError("Algorithms for unreliable links send running sums, in full precision; pass wire=None.")
+        raise PerronError(IN_FULL)

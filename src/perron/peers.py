@@ -27,9 +27,7 @@ from perron.errors import NetworkError, PerronError
 # How long anybody waits for anything, in seconds. One of them is yours to set, `Decentralized(timeout=)`; it must be longer than
 # a process may pause for, and is what tells a dead node from a slow one. The others follow from it, or from how processes start.
 TIMEOUT = 15.0  # a neighbour may be silent in an exchange, or a process in a collective, for so long
-START = (
-    20 * TIMEOUT
-)  # for all processes to come at the start, which includes imports and data: `distributed.init(timeout=)`
+START = 20 * TIMEOUT  # for all processes to come at the start, with imports and data: `distributed.init(timeout=)`
 BEAT = 0.2  # between two heartbeats of an elastic member
 PATIENCE = 10 * BEAT  # without a heartbeat after which a member is taken for lost; shorter than any elastic timeout
 FAREWELL = 1.0  # when a node has died, for the others to notice and say so before the launcher ends them

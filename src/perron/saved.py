@@ -34,10 +34,7 @@ HEADER = 2**24  # bytes; more than any header of ours
 def write(path: str | Path, tensors: Mapping[str, Tensor], facts: Mapping[str, Any], *, keep: bool = False) -> Path:
     """Write tensors by name, and facts that JSON can hold; with ``keep``, the file that was there stays as `before` it."""
     ordered = sorted(tensors.items(), key=lambda item: (-item[1].element_size(), item[0]))  # so that all are aligned
-    about = {
-        "size": f"{0:16d}",
-        "facts": json.dumps(facts),
-    }  # the size first: what is left of a file tells how long it was
+    about = {"size": f"{0:16d}", "facts": json.dumps(facts)}  # the size first: what is left of a file tells its length
     header: dict[str, Any] = {"__metadata__": about}
     place = 0
     for name, tensor in ordered:
@@ -86,6 +83,11 @@ def latest(path: str | Path) -> tuple[dict[str, Tensor], dict[str, Any], str]:
             return *read(before(path)), str(error)
         except FileError:
             raise error from None
+
+
+def part(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    """The tensors whose names begin so, by the rest of their names."""
+    return {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}
 
 
 def before(path: str | Path) -> Path:

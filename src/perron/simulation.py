@@ -210,13 +210,9 @@ class Running:
         else:  # in place, so that there is no second state
             for name, value in self.state._asdict().items():
                 value.copy_(tensors[f"state.{name}"])
-        self.problem.recall(_part(tensors, "memory."))
+        self.problem.recall(saved.part(tensors, "memory."))
         if self.links is not None:
-            self.links.restore(_part(tensors, "links."))
-
-
-def _part(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
-    return {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}
+            self.links.restore(saved.part(tensors, "links."))
 
 
 def simulate(
