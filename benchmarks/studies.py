@@ -8,6 +8,7 @@
 Results go to results/NAME, and are not made again if they are there and the code is the same.
 """
 
+import argparse
 import json
 import re
 import shutil
@@ -118,11 +119,19 @@ def figures() -> str:
     return "\n".join(lines)
 
 
-if __name__ == "__main__":
-    names = [name for name in sys.argv[1:] if not name.startswith("--")] or [
-        name for name in shipped() if name not in APART
-    ]
-    for wanted in names if "--index" not in sys.argv else []:
-        page(wanted, again="--again" in sys.argv)
-        print(read_study(ROOT / "results" / wanted).study.title)
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"all but {' and '.join(APART)} if none is given")
+    parser.add_argument("--again", action="store_true", help="write the pages from results that are there")
+    parser.add_argument("--index", action="store_true", help="write the list of pages only")
+    given = parser.parse_args()
+    if unknown := set(given.names) - set(shipped()):
+        parser.error(f"there is no study {', '.join(sorted(unknown))}; choose from {', '.join(shipped())}")
+    for name in [] if given.index else given.names or [name for name in shipped() if name not in APART]:
+        page(name, again=given.again)
+        print(read_study(ROOT / "results" / name).study.title)
     index()
+
+
+if __name__ == "__main__":
+    main()

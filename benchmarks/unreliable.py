@@ -109,7 +109,7 @@ def draw(found: list[dict[str, Any]], path: Path) -> None:
     """Errors over steps: losses on the left, delays on the right; plain Push-Pull dashed."""
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(11, 4.4), layout="constrained")
+    figure = Figure(figsize=(11, 5.4), layout="constrained")
     both = figure.subplots(1, 2, sharey=True)
     titles = ("messages are lost", "messages are late, and some are lost and repeated")
     for late, (axes, title) in enumerate(zip(both, titles, strict=True)):
@@ -120,9 +120,9 @@ def draw(found: list[dict[str, Any]], path: Path) -> None:
                 label = _short(one["robust"]["links"]) if kind == "robust" else None
                 axes.plot(step, np.maximum(error, 1e-16), style, color=colour, linewidth=1.3, label=label)
         axes.plot([], [], "--", color="grey", linewidth=1.3, label="dashed: plain Push-Pull")
-        axes.set(title=title, xlabel="step", yscale="log", ylim=(1e-17, 1e9))
+        axes.set(title=title, xlabel="step", yscale="log", ylim=(1e-17, 1e2))
         axes.grid(alpha=0.25)
-        axes.legend(frameon=False, fontsize=8, loc="upper right")
+        axes.legend(frameon=False, fontsize=8, loc="upper center", bbox_to_anchor=(0.5, -0.13), ncols=2)
     both[0].set_ylabel(r"$\max_i |x_i - x^*|$ (Robust Push-Pull: solid)")
     plots.save(figure, path)
 
@@ -130,7 +130,8 @@ def draw(found: list[dict[str, Any]], path: Path) -> None:
 def _short(links: str) -> str:
     """For a legend."""
     return (
-        links.replace("delay messages by up to", "up to")
+        links.replace("are reliable", "reliable")
+        .replace("delay messages by up to", "up to")
         .replace(" of their messages", "")
         .replace(" and delay them by up to", ", up to")
         .replace(" and repeat", ", repeat")

@@ -98,6 +98,16 @@ def ran(words: list[str]) -> tuple[int, str, str]:
     raise AssertionError("it did not end")
 
 
+def restored(folder: Path, whole: dict[Path, bytes]) -> None:
+    """Have the files of a directory as they were, whatever a command has made of them."""
+    for path in files_in(folder) - set(whole):
+        path.unlink()
+    for path, content in whole.items():
+        if not path.is_file() or path.read_bytes() != content:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(content)
+
+
 def strays(folder: Path, before: set[Path], words: list[str]) -> set[Path]:
     """New files outside of the working directory that the command was not asked to write there."""
     inside = folder / "inside"
