@@ -24,6 +24,7 @@ from perron.pools.local import Local
 from perron.pools.ray import Ray
 from perron.pools.slurm import Slurm
 from perron.study import load
+from perron.zygote import Zygote
 
 CHEAP = 5000  # gradients; runs of more work are not done
 
@@ -58,6 +59,7 @@ def confined(monkeypatch: Any) -> None:
     monkeypatch.setattr(Ray, "run", far)
     monkeypatch.setattr(Slurm, "run", far)
     monkeypatch.setattr(Launcher, "run", lambda self: 0)
+    monkeypatch.setattr(Zygote, "of", lambda _: None)
     monkeypatch.setattr(urllib.request, "urlopen", offline)
     monkeypatch.setattr(shutil, "which", lambda *_, **__: None)  # nor npm
     monkeypatch.setattr(webbrowser, "open", lambda _: True)
@@ -96,6 +98,16 @@ def ran(words: list[str]) -> tuple[int, str, str]:
     finally:
         sys.argv = old
     raise AssertionError("it did not end")
+
+
+def restored(folder: Path, whole: dict[Path, bytes]) -> None:
+    """Have the files of a directory as they were, whatever a command has made of them."""
+    for path in files_in(folder) - set(whole):
+        path.unlink()
+    for path, content in whole.items():
+        if not path.is_file() or path.read_bytes() != content:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(content)
 
 
 def strays(folder: Path, before: set[Path], words: list[str]) -> set[Path]:

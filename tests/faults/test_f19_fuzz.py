@@ -8,7 +8,7 @@ from collections import Counter
 import pytest
 import torch
 import torch.distributed as dist
-from commanding import confined, furnished, ran, strays
+from commanding import confined, furnished, ran, restored, strays
 from fuzzing import (
     STUDIES,
     command_lines,
@@ -249,17 +249,17 @@ def place(tmp_path, tmp_path_factory, monkeypatch):
 
 def test_f19_records_and_results(row, trials, place):
     before, seen = files_in(place.parent), Counter()
+    whole = {path: path.read_bytes() for path in files_in(place)}
 
     @examples(trials(30, 2000))
     @given(damaged_states(place))
     def one(made):
         words, path, content = made
-        whole = path.read_bytes()
         path.write_bytes(content)
         try:
             code, out, err = ran(words)
         finally:
-            path.write_bytes(whole)
+            restored(place, whole)
         assert code in (0, 1, 3), (code, err)
         assert "Traceback" not in out + err
         if code == 1:

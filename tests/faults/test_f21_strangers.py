@@ -1,6 +1,8 @@
 """Strangers at the port of the store: nothing listens beyond the machine, and what comes to it does no harm."""
 
+import os
 import random
+import shutil
 import socket
 import subprocess
 import sys
@@ -59,6 +61,67 @@ def test_f21_nothing_listens_beyond_loopback_and_strangers_do_no_harm(training, 
         f"and {many // 2} with garbage: same bits",
         trials=many,
     )
+
+
+IP = shutil.which("ip") or shutil.which("ip", path="/usr/sbin:/sbin")  # it need not be on the path of a user
+
+
+def ip(*words, check=True):
+    return subprocess.run([IP, *words], check=check, capture_output=True, text=True)
+
+
+@pytest.fixture
+def networks():
+    """Two networks with a cable between them; the commands that run something in each, and the address of the first."""
+    names = [f"perron-{one}-{os.getpid()}" for one in ("here", "there")]
+    if IP is None or os.geteuid() or ip("netns", "add", names[0], check=False).returncode:
+        pytest.skip("network namespaces cannot be made here (ip netns add, as root)")
+    try:
+        ip("netns", "add", names[1])
+        ip("-n", names[0], "link", "add", "cable", "type", "veth", "peer", "name", "cable", "netns", names[1])
+        for number, name in enumerate(names, 1):
+            ip("-n", name, "address", "add", f"10.213.8.{number}/24", "dev", "cable")
+            for device in ("lo", "cable"):
+                ip("-n", name, "link", "set", device, "up")
+        yield *([IP, "netns", "exec", name] for name in names), "10.213.8.1"
+    finally:
+        for name in names:
+            ip("netns", "delete", name, check=False)
+
+
+KNOCKING = """
+import socket, sys
+for port in sys.argv[2:]:
+    with socket.socket() as stranger:
+        stranger.settimeout(5)
+        print(stranger.connect_ex((sys.argv[1], int(port))))
+"""
+
+
+@pytest.mark.skipif(not FULL, reason="starts a training; in full only")
+def test_f21_from_another_network(training, networks, row):
+    here, there, address = networks
+    one = training(steps=STEPS, pause=0.02)
+    one.start(command=[*here, sys.executable, "-m", "perron", "launch", "-n", str(one.nodes)])
+    ports = sorted({port for _, port in listening(one)})
+    opened = [
+        *here,
+        sys.executable,
+        "-c",
+        "import socket; s = socket.create_server(('', 2999)); print(1, flush=True); input()",
+    ]
+    with subprocess.Popen(opened, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as everywhere:
+        everywhere.stdout.readline()
+        knocks = [*there, sys.executable, "-c", KNOCKING, address, "2999", *map(str, ports)]
+        reached, *codes = subprocess.run(knocks, capture_output=True, text=True, check=True).stdout.split()
+        everywhere.communicate(b"\n")
+    assert reached == "0"  # what listens on all addresses can be reached over there
+    assert len(codes) == len(ports) >= 1 + one.nodes
+    assert "0" not in codes
+    code, said = one.ended()
+    assert code == 0, said
+    assert one.result() == unfaulted(steps=STEPS)
+    row.measured(f"from another network namespace none of {len(ports)} ports can be reached", trials=len(ports))
 
 
 @pytest.mark.skipif(not FULL, reason="starts a training; in full only")
