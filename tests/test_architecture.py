@@ -11,7 +11,7 @@ from perron.job import LOOKERS
 SOURCE = Path(perron.__file__).parent
 # A module may import those on lines above its own, and no others.
 LAYERS = [
-    ["errors"],
+    ["errors", "zygote"],
     ["graph", "atomic", "locks", "progress", "options", "plain", "live", "curves"],
     ["topologies", "stochastic", "balancing", "under_way"],
     ["mixing", "eigen", "tensorboard", "watch"],

@@ -279,22 +279,29 @@ def launch(
     """
     if not module and not Path(script[0]).is_file():
         raise PerronError(f"There is no script {script[0]}.")
+    from perron.zygote import Zygote
+
+    command = [sys.executable, *(["-m"] if module else []), *script]
+    zygote = Zygote.of(command)  # it imports PyTorch while we do
     from perron.door import secret
     from perron.launch import Launcher
 
-    command = [sys.executable, *(["-m"] if module else []), *script]
-    launcher = Launcher(
-        command,
-        nodes=nodes,
-        size=size,
-        first=first,
-        store=store,
-        elastic=elastic,
-        restarts=restarts,
-        secret=secret(secret_file),
-        say=lambda text: say(f"perron: {text}"),
-    )
-    code = launcher.run()
+    try:
+        code = Launcher(
+            command,
+            nodes=nodes,
+            size=size,
+            first=first,
+            store=store,
+            elastic=elastic,
+            restarts=restarts,
+            secret=secret(secret_file),
+            say=lambda text: say(f"perron: {text}"),
+            zygote=zygote,
+        ).run()
+    finally:
+        if zygote is not None:
+            zygote.close()
     gc.freeze()  # what is collected when the interpreter goes takes most of a second, since torch is large
     raise typer.Exit(3 if code == 1 else code)
 

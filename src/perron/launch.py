@@ -31,6 +31,7 @@ from perron.door import VARIABLE, Door, knock
 from perron.errors import NetworkError, PerronError
 from perron.peers import FAREWELL, GRACE, SILENCE, START, TIMEOUT, line
 from perron.pulse import KEYS
+from perron.zygote import DEFAULTS, Forked, Zygote
 
 LOOK = 0.05
 LOOPBACK = "127.0.0.1"
@@ -45,7 +46,7 @@ class Worker:
 
     node: int
     starts: int = 0
-    process: subprocess.Popen[bytes] | None = None
+    process: subprocess.Popen[bytes] | Forked | None = None
     code: int | None = None  # of a process that is not started again
     beat: str = ""  # the last heartbeat seen, and when
     since: float = 0.0
@@ -69,6 +70,7 @@ class Launcher:
         restarts: how many times, in all, a node that died is started again; if not elastic, all nodes together.
         secret: what launchers of one training have in common, see `perron.door`.
         say: where to tell what happens.
+        zygote: from which nodes are forked; they are started as processes of their own if None.
     """
 
     def __init__(
@@ -83,8 +85,10 @@ class Launcher:
         restarts: int = 0,
         secret: str = "",
         say: Callable[[str], None] = log.warning,
+        zygote: Zygote | None = None,
     ) -> None:
         self.command, self.size, self.elastic, self.restarts, self.say = command, size or nodes, elastic, restarts, say
+        self.zygote = zygote
         if nodes < 1 or first < 0 or restarts < 0:
             raise PerronError(f"Give at least one node, and no negative numbers; got {nodes}, {first} and {restarts}.")
         if first + nodes > self.size:
@@ -112,6 +116,8 @@ class Launcher:
             while True:
                 for worker in self.workers:
                     self._start(worker)
+                if self.zygote is not None and not self.restarts:  # nobody will be forked again
+                    self.zygote.close()
                 self._watch()
                 if not self._again():
                     break
@@ -132,7 +138,6 @@ class Launcher:
     def _start(self, worker: Worker) -> None:
         worker.starts += 1
         worker.code = None
-        loopback = {} if self.host != LOOPBACK else {"GLOO_SOCKET_IFNAME": "lo" if sys.platform == "linux" else "lo0"}
         told = {
             "RANK": worker.node,
             "WORLD_SIZE": self.size,
@@ -147,12 +152,16 @@ class Launcher:
             "PERRON_LAUNCHER": os.getpid(),
             VARIABLE: self.secret,
         }
-        environment = {"OMP_NUM_THREADS": "1"} | loopback | dict(os.environ) | {k: str(v) for k, v in told.items()}
-        worker.process = subprocess.Popen(  # noqa: S603 - the user's own command
-            list(self.command),
-            env=environment,
-            start_new_session=True,  # Ctrl-C is typed to the launcher, which tells every node once
-        )
+        loopback = {} if self.host != LOOPBACK else {"GLOO_SOCKET_IFNAME": "lo" if sys.platform == "linux" else "lo0"}
+        environment = DEFAULTS | loopback | os.environ | {name: str(value) for name, value in told.items()}
+        worker.process = self.zygote.fork(environment) if self.zygote is not None else None
+        if worker.process is None:
+            self.zygote = None
+            worker.process = subprocess.Popen(  # noqa: S603 - the user's own command
+                list(self.command),
+                env=environment,
+                start_new_session=True,  # Ctrl-C is typed to the launcher, which tells every node once
+            )
 
     def _watch(self) -> None:
         """Until all have ended; if not elastic, until one has died, anywhere."""

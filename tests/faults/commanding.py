@@ -24,6 +24,7 @@ from perron.pools.local import Local
 from perron.pools.ray import Ray
 from perron.pools.slurm import Slurm
 from perron.study import load
+from perron.zygote import Zygote
 
 CHEAP = 5000  # gradients; runs of more work are not done
 
@@ -58,6 +59,7 @@ def confined(monkeypatch: Any) -> None:
     monkeypatch.setattr(Ray, "run", far)
     monkeypatch.setattr(Slurm, "run", far)
     monkeypatch.setattr(Launcher, "run", lambda self: 0)
+    monkeypatch.setattr(Zygote, "of", lambda _: None)
     monkeypatch.setattr(urllib.request, "urlopen", offline)
     monkeypatch.setattr(shutil, "which", lambda *_, **__: None)  # nor npm
     monkeypatch.setattr(webbrowser, "open", lambda _: True)
