@@ -42,6 +42,7 @@ KINDS: dict[str, type] = {
     "notes": dict, "param_groups": list,
 }  # fmt: skip
 LARGEST = 2**28  # bytes of a manifest
+TRIALS = 5  # of writing into a directory that goes away
 _held: dict[tuple[int, Path], Any] = {}  # locks, by process and file; until the process ends
 
 
@@ -92,10 +93,9 @@ def save(folder: str | Path, optimizer: Decentralized, *, notes: dict[str, Any] 
         raise FileError(f"A checkpoint's notes and parameter groups must be plain JSON values: {error}.") from None
     now = Moment(optimizer.born, own["step"])
     target = now.within(folder)
-    make_directory(target)
     try:
-        write_bytes(target / f"node-{own['node']}.safetensors", content)
-        write_bytes(target / f"node-{own['node']}.json", manifest)
+        _write(target / f"node-{own['node']}.safetensors", content)
+        _write(target / f"node-{own['node']}.json", manifest)
     except FileError:
         _remove(target, own["node"])  # half of it is of no use, and takes space that is short
         raise
@@ -219,11 +219,24 @@ def _hold(folder: Path, optimizer: Decentralized) -> None:
         _clear(folder, optimizer.node.number, optimizer.born)
 
 
+def _write(path: Path, content: bytes) -> None:
+    """A file in a directory that others remove when they are ahead and find it empty."""
+    for left in reversed(range(TRIALS)):
+        make_directory(path.parent)
+        try:
+            write_bytes(path, content)
+        except FileError:
+            if path.parent.exists() or not left:
+                raise
+        else:
+            return
+
+
 def _clear(folder: Path, node: int, run: str) -> None:
     """Remove what earlier processes of this node that were killed in the middle of a save left behind."""
     for place in _places(folder):
         if place.parent.name != run:
-            names = {entry.name for entry in place.iterdir()}
+            names = set(_names(place))
             for name in names:
                 part = PART.fullmatch(name)
                 half = name == f"node-{node}.safetensors" and f"node-{node}.json" not in names
@@ -232,24 +245,35 @@ def _clear(folder: Path, node: int, run: str) -> None:
             _remove_empty(place)
 
 
+def _names(folder: Path) -> list[str]:
+    """What is in a directory; nothing if another node has removed it. Links are left alone: they lead elsewhere."""
+    try:
+        with os.scandir(folder) as entries:
+            return sorted(entry.name for entry in entries if not (entry.is_symlink() and entry.is_dir()))
+    except (FileNotFoundError, NotADirectoryError, PermissionError):
+        return []
+
+
 def _places(folder: Path) -> list[Path]:
-    """The directories of checkpoints. Links are left alone: they lead elsewhere."""
-    found = [place for place in folder.glob("*/step-*") if place.name.removeprefix("step-").isdecimal()]
-    return [place for place in found if place.is_dir() and not (place.is_symlink() or place.parent.is_symlink())]
+    """The directories of checkpoints."""
+    found = [folder / run / name for run in _names(folder) for name in _names(folder / run)]
+    return [place for place in found if re.fullmatch(r"step-\d+", place.name, re.ASCII)]
 
 
 def _moments(folder: Path, node: int | None = None) -> list[Moment]:
     """All of which there are files (of a node, or of any)."""
-    name = "node-*.json" if node is None else f"node-{node}.json"
-    places = [place for place in _places(folder) if any(place.glob(name))]
+    wanted = re.compile(rf"node-{r'.*' if node is None else node}\.json")
+    places = [place for place in _places(folder) if any(map(wanted.fullmatch, _names(place)))]
     return [Moment(place.parent.name, int(place.name.removeprefix("step-"))) for place in places]
 
 
 def _saved_by(folder: Path, moment: Moment) -> int | None:
     """How many nodes saved a checkpoint, as the first readable file says."""
-    for path in sorted(moment.within(folder).glob("node-*.json")):
-        with suppress(FileError):
-            return int(_manifest(path)["nodes"])
+    place = moment.within(folder)
+    for name in _names(place):
+        if name.startswith("node-") and name.endswith(".json"):
+            with suppress(FileError):
+                return int(_manifest(place / name)["nodes"])
     return None
 
 
@@ -263,9 +287,12 @@ HEAD = len(f'{{"own_size": {0:12d}, "own_sha256": "{"":64}", ')
 
 def _manifest(path: Path) -> dict[str, Any]:
     """What a manifest says; an error that names it, if it is not whole or not one of ours."""
-    if path.is_symlink() or not path.is_file() or path.stat().st_size > LARGEST:
-        raise FileError(f"{path} cannot be read: it is not there, a link, or far too large.")
-    content = path.read_bytes()
+    try:
+        if path.is_symlink() or not path.is_file() or path.stat().st_size > LARGEST:
+            raise FileError(f"{path} cannot be read: it is not there, a link, or far too large.")
+        content = path.read_bytes()
+    except OSError as error:  # another node may just have removed it
+        raise FileError(f"{path} cannot be read: {error.strerror}.") from None
     if content != _sealed(content[HEAD:]):
         said = re.match(rb'\{"own_size": +(\d+), "own_sha256": "(\w{64})", ', content)
         size = f"it has {len(content):,} bytes"

@@ -4,10 +4,12 @@ import json
 import os
 import subprocess
 import sys
+import threading
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from kinds import KINDS
+from kinds import KINDS, Training, group
 
 HERE = Path(__file__).parent
 
@@ -38,3 +40,31 @@ def test_f11_killed_while_saving(kind, tmp_path, row, trials):
         f"{kind}: latest read at once {many} of {many} times; {left} kills left half-written files, all gone in the end",
         trials=many,
     )
+
+
+def test_f11_others_remove_directories_meanwhile(tmp_path, row, trials):
+    """As nodes do that are ahead: what is empty goes, whoever is about to write into it or to look at it."""
+    many, ended, removed = trials(20, 100), threading.Event(), []
+
+    def tidy():
+        while not ended.is_set():
+            for number in range(20):
+                (tmp_path / f"0000-run-{number}" / "step-0000000001").mkdir(parents=True, exist_ok=True)
+            for place in [*tmp_path.glob("*/step-*"), *tmp_path.glob("0*")]:
+                with suppress(OSError):
+                    place.rmdir()
+                    removed.append(place)
+
+    other = threading.Thread(target=tidy)
+    with group():
+        other.start()
+        try:
+            one = Training(tmp_path)
+            steps = [one.save() for _ in range(many)]
+        finally:
+            ended.set()
+            other.join()
+        assert steps == list(range(1, many + 1))
+        assert Training(tmp_path).load() == (many, "")
+    assert len(removed) > many
+    row.measured(f"{many} saves while others removed {len(removed)} empty directories: none lost", trials=many)
