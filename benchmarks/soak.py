@@ -2,9 +2,10 @@
 
     .venv/bin/python benchmarks/soak.py [MINUTES] [--out docs/engine] [--seed 0]
 
-Every 5 to 15 seconds something happens to a training with checkpoints: a node is killed; a node is stopped, for less than the
-timeout or for more; or the launcher itself is killed, and started anew. At the end it is trained again without any fault, and the
-final states of all nodes are compared bit for bit. Prints a table, and writes soak.json and soak.md. Code 1 if it fell short.
+Every 5 to 15 seconds, however far it has come, something happens to a training with checkpoints: one of the launcher's processes
+is killed, mostly a node; or it is stopped, for less than the timeout or for more; or the launcher itself is killed, and started
+anew. At the end it is trained again without any fault, and the final states of all nodes are compared bit for bit. Prints a
+table, and writes soak.json and soak.md. Code 1 if it fell short.
 """
 
 from __future__ import annotations
@@ -36,7 +37,6 @@ PAUSE, HANG = 0.5 * TIMEOUT, 2 * TIMEOUT
 BETWEEN = (5.0, 15.0)  # seconds between faults
 KINDS = {"kill": 4, "pause": 2, "hang": 2, "launcher": 2}  # how often, relatively
 SLEEP = 0.02  # seconds that a step takes at least, under faults: there is time for them
-EARLY = 0.2  # the share of faults that do not wait until the training has come further than before the last one
 AGE = 2.0  # seconds after its first step at which the memory and files of a process are looked at
 LEAD = 400  # steps from the end of the faults to the end of the training
 BARS = {"faults": 100, "memory": 0.05, "gap": 60.0}
@@ -45,12 +45,15 @@ ENGINE = [
     "atomic",
     "checkpoint",
     "distributed",
+    "door",
     "flat",
     "keyed",
     "launch",
+    "locks",
     "optim",
     "peers",
     "saved",
+    "zygote",
 ]  # what is soaked
 HERE = Path(__file__).resolve()
 
@@ -133,7 +136,6 @@ class Training:
     step: int = 0
     moved: float = field(default_factory=time.monotonic)  # when it came further than ever
     gap: float = 0.0
-    struck: float = 0.0  # when the last fault was
     looks: dict[int, Look] = field(default_factory=dict)  # by process
     long: dict[int, list[int]] = field(default_factory=dict)  # memory of each process as it goes
     since: dict[int, float] = field(default_factory=dict)
@@ -202,14 +204,12 @@ class Training:
 
 def fault(training: Training, kind: str, dice: random.Random) -> bool:
     """Do it; whether there was somebody to do it to."""
-    early = dice.random() < EARLY
-    while not (nodes := training.nodes(begun=not early)) or not (early or training.moved > training.struck):
-        training.run(0.5)
+    while not (nodes := training.nodes(begun=False)):
+        training.run(0.1)
         if time.monotonic() - training.moved > 5 * BARS["gap"]:
             raise SystemExit(f"The training came to a stand:\n{(training.folder / 'log').read_text()[-3000:]}")
     if training.launcher is None:
         return False
-    training.struck = time.monotonic()
     if kind == "launcher":
         training.launcher.kill()
         training.launcher.wait()
@@ -316,8 +316,9 @@ def told(found: dict[str, Any]) -> str:
 PAGE = """# A long time of faults
 
 Written by `scripts/soak`. Four nodes train on the bundled digits with checkpoints every {every} steps, started by `perron launch
---restarts`; every 5 to 15 seconds a node is killed (kill), stopped for less than the timeout of {timeout:g} s (pause) or for more
-(hang), or the launcher is killed and started anew (launcher).
+--restarts`. Every 5 to 15 seconds, however far they have come, one of its processes (the nodes, and the one from which they
+are forked) is killed (kill), stopped for less than the timeout of {timeout:g} s (pause) or for more (hang), or the launcher is
+killed and started anew (launcher).
 
 {told}.
 
