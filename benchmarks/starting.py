@@ -3,9 +3,9 @@
     .venv/bin/python benchmarks/starting.py [--nodes 2 4 8] [--rounds 3]
 
 start: from the command to the first step of the last node. restart: from the kill of a node to the first step of the last one
-afterwards (``--restarts``, torchrun's ``--max-restarts``). memory: of all processes but launchers, shared pages counted once (PSS).
-Contenders take turns; times are medians over rounds, ratios medians of the rounds' ratios. The nodes are those of any script with
-`perron.optim.Decentralized`: PyTorch, its compiler (which torch.optim imports) and perron.
+afterwards (``--restarts``, torchrun's ``--max-restarts``). memory: of all processes but launchers, pages that are shared counted
+once (PSS). Contenders take turns; times are medians over rounds, ratios medians of the rounds' ratios. The nodes are those of any
+script with `perron.optim.Decentralized`: PyTorch, its compiler (which torch.optim imports) and perron.
 """
 
 from __future__ import annotations

@@ -1,5 +1,7 @@
 """Files of tensors: what was written is read, by others too, and not a bit may change."""
 
+import os
+
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -57,3 +59,13 @@ def test_the_old_file_stays_until_the_new_one_is_there(tmp_path):
         saved.write(path, {"x": torch.zeros(2, dtype=torch.complex64)}, {})  # no such type in the format
     assert torch.equal(saved.read(path)[0]["x"], torch.ones(2))
     assert [entry.name for entry in tmp_path.iterdir()] == ["a"]
+
+
+def test_a_kill_between_two_names_leaves_nothing(tmp_path):
+    """Killed when the old file had its second name already, and the new one was not in its place yet."""
+    path = saved.write(tmp_path / "a", TENSORS, {"step": 1})
+    os.link(path, saved.before(path))
+    saved.write(path, TENSORS, {"step": 2}, keep=True)
+    assert sorted(one.name for one in tmp_path.iterdir()) == ["a", "a.before"]
+    assert saved.read(path)[1] == {"step": 2}
+    assert saved.read(saved.before(path))[1] == {"step": 1}

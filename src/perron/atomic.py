@@ -101,6 +101,7 @@ def _keep(path: Path, before: Path) -> None:
         clear(before)
         os.link(path, part)
         part.replace(before)
+        part.unlink(missing_ok=True)  # still there if both were names of one file: then the system renames nothing
 
 
 def _room(path: Path, size: int | None, error: OSError) -> str:
