@@ -6,6 +6,7 @@ import hashlib
 import itertools
 import json
 import re
+import shutil
 import tomllib
 import warnings
 
@@ -263,6 +264,26 @@ def test_bad_directory_is_one_line(content, tmp_path, monkeypatch, capsys):
     assert said.count("\n") == 1
     assert "holds no results of a study" in said
     assert not list(folder.glob("report.html")) if folder.exists() else True
+
+
+@pytest.mark.parametrize("value", [3, -1, [], {}, "x", None, float("inf")])
+def test_a_manifest_with_other_values_is_refused_or_read(value, folder, tmp_path):
+    """Whatever stands in a field: the report is made, or an error names the field."""
+    shutil.copytree(folder, tmp_path / "copy")
+    path = tmp_path / "copy" / "manifest.json"
+    whole = json.loads(path.read_text())
+    refused = []
+    for name in whole:
+        path.write_text(json.dumps(whole | {name: value}))
+        try:
+            read_study(path.parent)
+        except PerronError as error:
+            assert f"manifest.json.{name}" in str(error) or name == "study"
+            refused.append(name)
+    assert {"seconds", "failed"} & set(refused)
+    path.write_text(json.dumps(value))
+    with pytest.raises(PerronError, match=r"manifest\.json"):
+        read_study(path.parent)
 
 
 # ---- one page, safe and small

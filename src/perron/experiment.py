@@ -27,7 +27,9 @@ from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
+
+from pydantic import BaseModel, Field, NonNegativeInt, ValidationError
 
 from perron.atomic import write_bytes
 from perron.errors import FileError, GraphError, PerronError
@@ -45,6 +47,25 @@ if TYPE_CHECKING:
     import pandas as pd
 
 TURN = 7.0  # seconds for which one run is in the news
+
+Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+
+
+class Manifest(BaseModel):
+    """What manifest.json says: how a study was run, on which machine, and how each run ended."""
+
+    study: dict[str, Any]
+    perron: str = ""
+    commit: str | None = None
+    code: str = ""
+    machine: dict[str, str | int] = {}
+    started: datetime | None = None
+    seconds: Seconds
+    core_seconds: Seconds = 0.0
+    runs: dict[str, Seconds] = {}
+    reused: NonNegativeInt
+    failed: dict[str, str]
+    warned: dict[str, str]
 
 
 @dataclass
@@ -124,14 +145,30 @@ def run_study(
 def read_study(folder: str | Path) -> Outcome:
     """The results that a study left in its directory, as far as it came."""
     folder = Path(folder)
+    said = read_manifest(folder)
     try:
-        manifest = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))
-        study = Study.model_validate(manifest["study"])
-        table = _parquet(folder / "results.parquet")
-        return Outcome(study, folder, table, *(manifest[name] for name in ("seconds", "reused", "failed", "warned")))
+        study, table = Study.model_validate(said.study), _parquet(folder / "results.parquet")
     except (OSError, ValueError, KeyError) as error:
-        why = " ".join(str(error).split())[:200]
-        raise FileError(f"{folder} holds no results of a study ({why}); perron study run makes them.") from None
+        raise _no_results(folder, str(error)) from None
+    return Outcome(study, folder, table, said.seconds, said.reused, said.failed, said.warned)
+
+
+def read_manifest(folder: Path) -> Manifest:
+    """How the study in a directory was run."""
+    try:
+        return Manifest.model_validate_json((folder / "manifest.json").read_bytes())
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, ("manifest.json", *first["loc"])))
+        raise _no_results(folder, f"{where}: {first['msg']}") from None
+    except OSError as error:
+        raise _no_results(folder, str(error)) from None
+
+
+def _no_results(folder: Path, why: str) -> FileError:
+    return FileError(
+        f"{folder} holds no results of a study ({' '.join(why.split())[:200]}); perron study run makes them."
+    )
 
 
 # ---- running

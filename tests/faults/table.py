@@ -6,7 +6,8 @@ Each row is tested by functions named ``test_f09_...`` in this directory, marked
         ...
         row.measured("refused 24 of 24, fell back 24 of 24", trials=24)
 
-`scripts/faults` runs all of them and writes docs/engine/faults.md; CI runs those of `QUICK` with few trials.
+`scripts/faults` runs all of them and writes docs/engine/faults.md; CI runs those of `QUICK` with few trials. What was measured is in
+results/faults.jsonl, so that single rows can be measured again, as by `scripts/faults -k f09`.
 """
 
 import json
@@ -100,36 +101,45 @@ class Row:
         if RECORDS:
             with Path(RECORDS).open("a") as file:
                 told = {"row": self.number, "test": self.test, "found": self.found, "trials": self.trials}
-                file.write(json.dumps(told | {"verdict": verdict}) + "\n")
+                file.write(json.dumps(told | {"verdict": verdict, "on": str(date.today())}) + "\n")
 
 
-def table(records: list[dict]) -> tuple[str, bool]:
-    """The table in Markdown, and whether every row was measured and held, or says why it cannot be done here."""
+def newest(records: list[dict]) -> list[dict]:
+    """The last record of each test."""
+    return list({record["test"]: record for record in records}.values())
+
+
+def table(records: list[dict], *, all_rows: bool = True) -> str:
+    """The table in Markdown; of rows that were measured, or of all."""
     lines = ["| | fault | injection | trials | bar | measured | verdict |", "|---|---|---|--:|---|---|---|"]
-    good = True
     for number, fault in ROWS.items():
         mine = [record for record in records if record["row"] == number]
         found = "; ".join(record["found"] for record in mine if record["found"]) or "-"
         trials = sum(record["trials"] for record in mine)
         verdicts = sorted({record["verdict"] for record in mine}) or ["NOT MEASURED"]
-        good = good and all(verdict == "holds" or verdict.startswith("not done here") for verdict in verdicts)
         cells = [f"F{number}", fault.name, fault.injection, f"{trials:,}", fault.bar, found, "; ".join(verdicts)]
-        lines.append("| " + " | ".join(cell.replace("|", "\\|").replace("<", "&lt;") for cell in cells) + " |")
-    return "\n".join(lines), good
+        if mine or all_rows:
+            lines.append("| " + " | ".join(cell.replace("|", "\\|").replace("<", "&lt;") for cell in cells) + " |")
+    return "\n".join(lines)
 
 
 def main(records: Path, page: Path) -> int:
-    """Print the table and write the page."""
-    found = [json.loads(line) for line in records.read_text().splitlines()]
-    text, good = table(found)
+    """Print the table, and write the page if all rows were measured; 0 if all that was measured holds, or says why it cannot be."""
+    found = newest([json.loads(line) for line in records.read_text().splitlines()])
+    missing = [f"F{number}" for number in ROWS if number not in {record["row"] for record in found}]
+    dates = sorted({record["on"] for record in found})
     heading = (
         "# Faults, and what was measured\n\n"
-        f"Written by `scripts/faults` on {date.today()}, {os.cpu_count()} cores, {platform.system()}, Python "
+        f"Written by `scripts/faults` on {' and '.join(dates)}, {os.cpu_count()} cores, {platform.system()}, Python "
         f"{platform.python_version()}. Each row is a test in `tests/faults`; see also [failures](../howto/failures.md).\n\n"
     )
-    page.write_text(heading + text + "\n")
-    sys.stdout.write(text + "\n")
-    return 0 if good else 1
+    sys.stdout.write(table(found, all_rows=False) + "\n")
+    if missing:
+        sys.stdout.write(f"Not measured yet: {', '.join(missing)}. {page} is as it was; scripts/faults measures all.\n")
+    else:
+        page.write_text(heading + table(found) + "\n")
+    held = all(record["verdict"] == "holds" or record["verdict"].startswith("not done here") for record in found)
+    return 0 if held else 1
 
 
 if __name__ == "__main__":

@@ -29,7 +29,7 @@ from perron.atomic import write_bytes
 from perron.conclusions import conclude
 from perron.conclusions.conclusion import Conclusion
 from perron.errors import PerronError
-from perron.experiment import Outcome, read_study
+from perron.experiment import Outcome, read_manifest, read_study
 from perron.plain import plain
 from perron.report import charts, curves, facts, networks
 
@@ -104,13 +104,13 @@ def _section(
     outcome: Outcome, name: str, points: int, concluded: Conclusion | None
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """What the template says of a study, and what the script draws of it."""
-    study, said = outcome.study, facts.manifest(outcome)
+    study, said = outcome.study, read_manifest(outcome.folder)
     try:
         found, trouble = concluded or conclude(outcome), ""
     except PerronError as error:
         found, trouble = Conclusion(), str(error)
     drawn, table, lost = networks.networks(outcome)
-    lines = curves.curves(outcome, said.get("runs", {}), points)
+    lines = curves.curves(outcome, said.runs, points)
     charted = charts.charts(outcome, found) if not trouble else []
     command, own_file = facts.command(study)
     heat = charts.heat_maps(found)

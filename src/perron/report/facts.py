@@ -4,40 +4,32 @@ from __future__ import annotations
 
 import json
 import re
-from datetime import datetime
 from typing import Any
 
 from perron.conclusions.conclusion import OPTIONS, VARYING
 from perron.errors import PerronError
-from perron.experiment import Outcome
+from perron.experiment import Manifest, Outcome
 from perron.run import Run
 from perron.study import Study, load, shipped
 
 TABLES = ("nodes", "lr", "problem")
 
 
-def manifest(outcome: Outcome) -> dict[str, Any]:
-    """What the study's manifest says."""
-    found: dict[str, Any] = json.loads((outcome.folder / "manifest.json").read_text(encoding="utf-8"))
-    return found
-
-
-def run_facts(outcome: Outcome, said: dict[str, Any]) -> dict[str, str]:
+def run_facts(outcome: Outcome, said: Manifest) -> dict[str, str]:
     """What was run when and where, line by line."""
-    machine = said.get("machine", {})
+    machine = said.machine
     done = outcome.table["run"].nunique() if not outcome.table.empty else 0
     runs = f"{done} of {len(outcome.study.runs)} finished"
-    started = said.get("started", "")
     lines = {
         "Study": outcome.study.name,
         "Runs": f"{runs}; {outcome.reused} of them were there from before" if outcome.reused else runs,
-        "Started": f"{datetime.fromisoformat(started):%Y-%m-%d %H:%M} (UTC)" if started else "",
+        "Started": f"{said.started:%Y-%m-%d %H:%M} (UTC)" if said.started else "",
         "Duration": duration(outcome.seconds),
-        "Time on all cores": duration(said.get("core_seconds", 0.0)),
+        "Time on all cores": duration(said.core_seconds),
         "Seeds": ", ".join(map(str, outcome.study.seeds)),
-        "perron": said.get("perron", ""),
-        "Commit": said.get("commit") or "not known (not run from a checkout)",
-        "Code": said.get("code", ""),
+        "perron": said.perron,
+        "Commit": said.commit or "not known (not run from a checkout)",
+        "Code": said.code,
         "Machine": f"{machine.get('system', '')}, {machine.get('cores', '?')} cores" if machine else "",
         "Software": ", ".join(
             f"{title} {machine[key]}"
