@@ -125,3 +125,31 @@ def test_without_its_zygote_a_node_is_started_plainly(how, tmp_path):
     found = {(attempt, node): (tmp_path / f"{attempt}.{node}").read_text() for attempt in range(3) for node in range(2)}
     assert {place for place, forked in found.items() if forked == "True"} == {(0, 0), (0, 1), (1, 0), (1, 1)}
     assert ran.stderr.count("All nodes are started again") == 2
+
+
+LEAVING = """
+import os, signal, subprocess, time
+from pathlib import Path
+import psutil
+if os.environ["RANK"] == "1":
+    Path("forked").touch()
+else:
+    while not Path("forked").exists():  # nobody is being forked any more
+        time.sleep(0.01)
+    time.sleep(0.1)
+    left = Path("left")
+    if not left.exists():
+        child = subprocess.Popen(["sleep", "60"])
+        left.write_text(str(child.pid))
+        os.kill(os.getpid(), signal.SIGKILL)
+    orphan = psutil.Process(int(left.read_text()))
+    Path("parents").write_text(f"{orphan.ppid()} {os.getppid()}")
+    orphan.kill()
+"""
+
+
+def test_what_a_dead_node_leaves_behind_is_not_the_launchers(tmp_path):
+    ran = launched(tmp_path, LEAVING, launch=["--restarts", "1"])
+    assert ran.returncode == 0, ran.stderr
+    parent, launcher = (tmp_path / "parents").read_text().split()
+    assert parent != launcher

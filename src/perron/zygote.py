@@ -3,10 +3,11 @@
 Importing them takes some seconds of a processor for every process; a fork takes milliseconds, and what was imported is in memory
 once. So nodes start and restart sooner, the more so the more of them share a machine.
 
-A node is forked twice, and the process in between ends: the node's parent is then the launcher (PR_SET_CHILD_SUBREAPER), which
-waits for it as for any child of its own. It looks as if it had been started by ``python SCRIPT``: arguments, path, ``__main__``,
-environment, a session of its own, other random numbers. Only environment variables that a script sets *before* it imports torch,
-for torch to see, come too late.
+A node is forked twice, and the process in between ends: the node's parent is then the launcher, which waits for it as for any
+child of its own. (PR_SET_CHILD_SUBREAPER sees to that, for as long as it takes: children that a node leaves behind are not the
+launcher's.) It looks as if it had been started by ``python SCRIPT``: arguments, path, ``__main__``, environment, a session of its
+own, other random numbers. Only environment variables that a script sets *before* it imports torch, for torch to see, come too
+late.
 
 Nodes are started in the plain way where that cannot be done or would be a risk: elsewhere than on Linux; modules (``-m``);
 builds of PyTorch for GPUs, whose drivers must not have been touched before a fork; libraries that have started threads, as
@@ -29,7 +30,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
 
@@ -87,7 +87,6 @@ class Zygote:
         return cls(command) if script and sys.platform == "linux" and os.environ.get(SWITCH, "1") != "0" else None
 
     def __init__(self, command: Sequence[str]) -> None:
-        _prctl(CHILD_SUBREAPER, 1)
         self._ours, theirs = socket.socketpair()
         self._ours.settimeout(PATIENCE)
         with theirs:
@@ -101,11 +100,16 @@ class Zygote:
 
     def fork(self, environment: Mapping[str, str]) -> Forked | None:
         """A node with this environment; None if it must be started in another way, now and later."""
-        with suppress(OSError, ValueError):
+        _prctl(CHILD_SUBREAPER, 1)
+        try:
             self._ours.sendall(json.dumps(dict(environment)).encode() + b"\n")
             if (pid := json.loads(self._told.readline())) > 0:
                 self._ours.settimeout(SOON)
                 return Forked(pid)
+        except (OSError, ValueError):
+            pass
+        finally:
+            _prctl(CHILD_SUBREAPER, 0)
         self.close()
         return None
 

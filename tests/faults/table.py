@@ -6,8 +6,8 @@ Each row is tested by functions named ``test_f09_...`` in this directory, marked
         ...
         row.measured("refused 24 of 24, fell back 24 of 24", trials=24)
 
-`scripts/faults` runs all of them and writes docs/engine/faults.md; CI runs those of `QUICK` with few trials. What was measured is in
-results/faults.jsonl, so that single rows can be measured again, as by `scripts/faults -k f09`.
+`scripts/faults` runs all of them and writes docs/engine/faults.md; CI runs those of `QUICK` with few trials. What was measured is
+in results/faults.jsonl, so that single rows can be measured again, as by `scripts/faults -k f09`.
 """
 
 import json
@@ -124,7 +124,7 @@ def table(records: list[dict], *, all_rows: bool = True) -> str:
 
 
 def main(records: Path, page: Path) -> int:
-    """Print the table, and write the page if all rows were measured; 0 if all that was measured holds, or says why it cannot be."""
+    """Print the table, and write the page if all rows were measured; 0 if all of them hold, or say why they cannot be done."""
     found = newest([json.loads(line) for line in records.read_text().splitlines()])
     missing = [f"F{number}" for number in ROWS if number not in {record["row"] for record in found}]
     dates = sorted({record["on"] for record in found})
