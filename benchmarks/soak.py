@@ -38,7 +38,10 @@ BETWEEN = (5.0, 15.0)  # seconds between faults
 KINDS = {"kill": 4, "pause": 2, "hang": 2, "launcher": 2}  # how often, relatively
 SLEEP = 0.02  # seconds that a step takes at least, under faults: there is time for them
 AGE = 2.0  # seconds after its first step at which the memory and files of a process are looked at
+HOST = 30.0  # seconds that a launcher must have lived for, to be asked whether its memory grows
+GROWTHS = ("memory growth", "memory growth of launchers", "memory growth of the calm one")
 LEAD = 400  # steps from the end of the faults to the end of the training
+LONG = 29.0  # minutes of a soak that counts
 BARS = {"faults": 100, "memory": 0.05, "gap": 60.0}
 ENGINE = [
     "agreement",
@@ -138,6 +141,7 @@ class Training:
     gap: float = 0.0
     looks: dict[int, Look] = field(default_factory=dict)  # by process
     long: dict[int, list[int]] = field(default_factory=dict)  # memory of each process as it goes
+    hosts: dict[int, list[Look]] = field(default_factory=dict)  # of launchers, which live longer than nodes
     since: dict[int, float] = field(default_factory=dict)
     launcher: subprocess.Popen[bytes] | None = None
 
@@ -173,7 +177,13 @@ class Training:
             if path.suffix != ".part" and (step := int(path.read_text() or 0)) > self.step:
                 self.gap = max(self.gap, now - self.moved) if self.step else self.gap
                 self.step, self.moved = step, now
-        for one in self.nodes():
+        nodes = self.nodes()
+        if nodes and self.launcher is not None:
+            with suppress(psutil.Error):
+                host = psutil.Process(self.launcher.pid)
+                look = Look(now - self.began, host.memory_info().rss, host.num_fds())
+                self.hosts.setdefault(host.pid, []).append(look)
+        for one in nodes:
             with suppress(psutil.Error):
                 age, memory = now - self.since.setdefault(one.pid, now), one.memory_info().rss
                 self.long.setdefault(one.pid, []).append(memory)
@@ -269,6 +279,7 @@ def figures(training: Training, calm: Training, done: Counter[str], seconds: flo
         statistics.median(part[-len(part) // 10 :]) / statistics.median(part[2 : 2 + len(part) // 10]) - 1
         for part in longest
     ]
+    hosts = [looks for looks in training.hosts.values() if looks[-1].at - looks[0].at > HOST]
     return {
         "version": version(),
         "minutes": round(seconds / 60, 1),
@@ -281,6 +292,8 @@ def figures(training: Training, calm: Training, done: Counter[str], seconds: flo
         "memory at the same age": [round(one / 1e6, 1) for one in memory],
         "memory growth": round(memory[1] / memory[0] - 1, 4),
         "memory growth of the calm one": round(max(grown, default=0.0), 4),
+        "memory growth of launchers": round(max((one[-1].memory / one[0].memory - 1 for one in hosts), default=0.0), 4),
+        "open files of launchers": max((one[-1].files - one[0].files for one in hosts), default=0),
         "open files": [sorted({look.files for look in part}) for part in (first, last)],
         "gap": round(training.gap, 1),
         "load of the machine": round(os.getloadavg()[1], 1),
@@ -290,12 +303,13 @@ def figures(training: Training, calm: Training, done: Counter[str], seconds: flo
 def shortfalls(found: dict[str, Any]) -> list[str]:
     """Where it falls short of the bars."""
     many = sum(found["faults"].values())
-    wanted = BARS["faults"] if found["minutes"] >= 29 else found["minutes"]  # of a short one, one a minute
+    wanted = BARS["faults"] if found["minutes"] >= LONG else found["minutes"]  # of a short one, one a minute
     files = found["open files"]
     checks = {
         f"{many} faults in {found['minutes']} minutes": many >= wanted,
         "other bits": found["same bits"],
-        f"memory grows by {found['memory growth']:.1%}": found["memory growth"] < BARS["memory"],
+        **{f"{kind} {found[kind]:.1%}": found[kind] < BARS["memory"] for kind in GROWTHS},
+        f"launchers have {found['open files of launchers']} files more": found["open files of launchers"] <= 0,
         f"open files: {files[0]} to {files[1]}": max(files[1]) <= max(files[0]),
         f"a gap of {found['gap']} s": found["gap"] <= BARS["gap"],
     }
@@ -308,11 +322,16 @@ def told(found: dict[str, Any]) -> str:
     bits = "the same bits as undisturbed" if found["same bits"] else "OTHER BITS than undisturbed"
     return (
         f"{sum(found['faults'].values())} faults in {found['minutes']} minutes ({kinds}), {found['steps']} steps, {bits}; "
-        f"memory {found['memory growth']:+.1%} at the same age, open files {found['open files'][0]} to {found['open files'][1]}, "
+        f"memory {found['memory growth']:+.1%} at the same age (launchers {found['memory growth of launchers']:+.1%}), open "
+        f"files {found['open files'][0]} to {found['open files'][1]}, "
         f"longest time without progress {found['gap']} s"
     )
 
 
+VERDICT = (
+    "That meets all bars: {faults} faults or more in half an hour, the same bits, memory that grows by less than {memory:.0%}, "
+    "as many open files in the end, and no more than {gap:g} s without progress."
+)
 PAGE = """# A long time of faults
 
 Written by `scripts/soak`. Four nodes train on the bundled digits with checkpoints every {every} steps, started by `perron launch
@@ -320,7 +339,7 @@ Written by `scripts/soak`. Four nodes train on the bundled digits with checkpoin
 are forked) is killed (kill), stopped for less than the timeout of {timeout:g} s (pause) or for more (hang), or the launcher is
 killed and started anew (launcher).
 
-{told}.
+{told}. {verdict}
 
 | | |
 |---|---|
@@ -347,7 +366,10 @@ def main() -> None:
     console.print(table)
     if options.out:
         rows = "\n".join(f"| {name} | {value} |" for name, value in found.items())
-        page = PAGE.format(every=EVERY, timeout=TIMEOUT, told=told(found), rows=rows)
+        short = shortfalls(found)
+        verdict = f"**It falls short:** {'; '.join(short)}." if short else VERDICT.format(**BARS)
+        verdict = verdict if found["minutes"] >= LONG else f"**Too short to tell:** less than {LONG:g} minutes."
+        page = PAGE.format(every=EVERY, timeout=TIMEOUT, told=told(found), verdict=verdict, rows=rows)
         (options.out / "soak.json").write_text(json.dumps(found, indent=1) + "\n")
         (options.out / "soak.md").write_text(page)
     if short := shortfalls(found):

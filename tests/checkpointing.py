@@ -130,6 +130,23 @@ def check_another_number_of_nodes():
     assert loaded(again).step == 11  # the new training's, not the old one's
 
 
+def check_asynchronous_nodes_have_no_checkpoints_another():
+    model = nn.Linear(4, 1)
+    optimizer = Decentralized(model, perron.RobustPushPull(), "exponential", lr=0.05, asynchronous=True)
+    for action in (
+        lambda: checkpoint.save(SAVED, optimizer),
+        lambda: checkpoint.load(SAVED, optimizer),
+        lambda: perron.Keeper(SAVED, optimizer),
+    ):
+        try:
+            action()
+        except perron.PerronError as error:
+            assert "asynchronous nodes do not step together" in str(error)
+        else:
+            raise AssertionError
+    optimizer.close()
+
+
 def check_unfinished_saves_of_different_trainings_do_not_mix():
     folder = FOLDER / "mixed"
     model, optimizer = made()

@@ -308,16 +308,83 @@ def test_rings_close_over_the_lost():
     assert torch.tensor(np.asarray(left.push.sum(0))).tolist() == pytest.approx([1, 1, 1])
 
 
-def test_two_launchers_share_a_training(tmp_path):
+def two_launchers(*options, script):
+    """Of two nodes each, as on two machines."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         address = f"127.0.0.1:{free.getsockname()[1]}"
-    launch = [sys.executable, "-m", "perron", "launch", "--elastic", "-n", "2", "--size", "4", "--store", address]
-    script = [str(HERE / "surviving.py"), str(tmp_path), json.dumps({"faults": {"3": ["kill", 40]}, "steps": 300})]
-    both = [
-        subprocess.Popen([*launch, "--first", first, *script], stderr=subprocess.PIPE, text=True)
+    launch = [sys.executable, "-m", "perron", "launch", *options, "-n", "2", "--size", "4", "--store", address]
+    return [
+        subprocess.Popen([*launch, "--first", first, *map(str, script)], stderr=subprocess.PIPE, text=True)
         for first in ("0", "2")
     ]
-    for process in both:
+
+
+def test_two_launchers_share_a_training(tmp_path):
+    told = json.dumps({"faults": {"3": ["kill", 40]}, "steps": 300})
+    for process in two_launchers("--elastic", script=[HERE / "surviving.py", tmp_path, told]):
         code, said = ended(process)
         assert code == 0, said
     check(results(tmp_path), [0, 1, 2])
+
+
+LEAVING = """
+import os, sys, time
+from pathlib import Path
+import torch, perron
+
+rank, _ = perron.distributed.init()
+model = torch.nn.Linear(2, 1)
+optimizer = perron.optim.Decentralized(model, graph="ring", lr=0.1)
+while optimizer.steps < 10 or sys.argv[2] == "forever":
+    optimizer.zero_grad()
+    model(torch.ones(1, 2)).sum().backward()
+    optimizer.step()
+    Path(sys.argv[1], f"{rank}.steps").write_text(str(optimizer.steps))
+    time.sleep(0.01)
+optimizer.close()
+if sys.argv[2] == str(rank):
+    time.sleep(4)
+    Path(sys.argv[1], "late").write_text("done")
+    sys.exit(int(sys.argv[3]))
+"""
+
+
+def test_a_node_may_end_after_the_store_has(tmp_path):
+    """The launcher of node 0 ends with its nodes; a node elsewhere still writes down its results."""
+    (tmp_path / "leaving.py").write_text(LEAVING)
+    for process in two_launchers("--elastic", script=[tmp_path / "leaving.py", tmp_path, "3", "0"]):
+        code, said = ended(process)
+        assert code == 0, said
+        assert "bug" not in said
+    assert (tmp_path / "late").read_text() == "done"
+
+
+def test_nobody_is_started_again_for_those_who_have_finished(tmp_path):
+    """A node fails when all nodes on the other machine have gone with success."""
+    (tmp_path / "leaving.py").write_text(LEAVING)
+    first, other = two_launchers("--restarts", "2", script=[tmp_path / "leaving.py", tmp_path, "0", "5"])
+    assert ended(other)[0] == 0
+    code, said = ended(first, timeout=60)
+    assert code == 3
+    assert "On another machine nodes [2, 3] have finished already, so nobody is started again." in said
+
+
+def test_nobody_is_started_again_without_a_store(tmp_path):
+    (tmp_path / "leaving.py").write_text(LEAVING)
+    first, other = two_launchers("--restarts", "2", script=[tmp_path / "leaving.py", tmp_path, "forever", "0"])
+    while not all((tmp_path / f"{rank}.steps").exists() for rank in range(4)):
+        assert first.poll() is other.poll() is None, other.communicate()
+        time.sleep(0.05)
+    first.kill()
+    first.communicate()
+    code, said = ended(other, timeout=60)
+    assert code == 3
+    assert "The store at node 0 is gone, so nobody is started again." in said
+
+
+def test_a_guest_with_anothers_number_is_refused():
+    launcher = Launcher(["true"], nodes=2, size=6, store="127.0.0.1:0")
+    told = launcher.terms | {"nodes": [2, 3]}
+    assert launcher._misfit(told) == ""
+    assert "node 2 is here already" in launcher._misfit(told)
+    assert launcher._misfit(told | {"nodes": [4, 5]}) == ""

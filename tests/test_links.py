@@ -212,6 +212,7 @@ def test_plain_algorithms_warn_and_are_wrong():
         ({"repeats": -0.1}, "repeats is a probability"),
         ({"delay": -1}, "delay is a whole number"),
         ({"delay": 1.5}, "delay is a whole number"),
+        ({"loss": 2}, "got 2"),
     ],
 )
 def test_what_links_cannot_be(options, words):
@@ -242,6 +243,30 @@ def test_messages_under_way_are_resumed(tmp_path, monkeypatch):
     assert np.array_equal(whole["distance_max"], resumed["distance_max"])
     with pytest.raises(PerronError, match="differs in links"):
         simulate(problem, RobustPushPull(), MIXING, checkpoint=path, **options | {"delay": 5})
+    with pytest.raises(PerronError, match="differs in links"):
+        simulate(problem, RobustPushPull(), MIXING, checkpoint=path, **options | {"loss": BAD["loss"] + 0.001})
+
+
+def test_links_of_networks_that_vary():
+    """With another number of them in each step: what comes is weighed by the links of its step, or nobody's."""
+    varying = Mixing(*zip(*(mixing_of(graph) for graph in (topologies.ring(8), topologies.complete(8))), strict=True))
+    problem = Quadratic.random(8, 3, seed=1)
+    with pytest.warns(match="keeps no guarantee"):
+        simulation = Simulation(problem=problem, algorithm=PushPull(), mixing=varying, lr=0.05, loss=0.3)
+    for now in simulation.iterates(20):
+        assert torch.isfinite(now.state.x).all()
+    plain = Simulation(problem=problem, algorithm=PushPull(), mixing=varying, lr=0.05)
+    with pytest.warns(match="keeps no guarantee"):
+        other = Simulation(problem=problem, algorithm=PushPull(), mixing=varying, lr=0.05, repeats=1e-12)
+    for one, two in zip(plain.iterates(20), other.iterates(20), strict=True):
+        assert torch.allclose(one.state.x, two.state.x, rtol=0, atol=1e-12)
+    with pytest.raises(PerronError, match=r"2 graphs in turn: a message that is late"):
+        Simulation(problem=problem, algorithm=PushPull(), mixing=varying, lr=0.05, delay=1)
+
+
+def mixing_of(graph):
+    mixing = Mixing.uniform(graph)
+    return mixing.pull, mixing.push
 
 
 def test_sparse_networks():

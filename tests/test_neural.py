@@ -65,7 +65,7 @@ def models_after(problem, steps, *, algorithm=None, mixing=MIXING, **options):
 @pytest.mark.parametrize(
     ("model", "dtype", "close", "steps"),
     [
-        ("mlp", torch.float32, 1e-5, 20),
+        ("mlp", torch.float32, 1e-6, 5),  # later, rounding switches a ReLU on or off; when, depends on the processor
         ("mlp", torch.float64, 1e-12, 20),
         ("resnet18", torch.float64, 1e-10, 4),  # so unstable on small batches that rounding is soon seen
     ],

@@ -284,6 +284,33 @@ def test_damaged_results_of_a_run_are_made_again(quick, tmp_path):
     pd.testing.assert_frame_equal(after.table, before)
 
 
+@pytest.mark.parametrize(
+    "said", ['{"seconds": null, "warnings": []}', '["seconds", "warnings"]', '{"seconds": -1, "warnings": [3]}']
+)
+def test_what_a_run_said_of_itself_makes_no_sense(said, quick, tmp_path):
+    study = load(quick)
+    first = run_study(study, tmp_path / "out", workers=1)
+    (path, *_) = sorted((tmp_path / "out" / "runs").glob("*.json"))
+    path.write_text(said)
+    again = run_study(study, tmp_path / "out", workers=1)
+    assert again.reused == len(study.runs) - 1
+    assert not again.failed
+    assert again.table.equals(first.table)
+
+
+def test_tables_with_other_columns(quick, tmp_path):
+    study, out = load(quick), tmp_path / "out"
+    first = run_study(study, out, workers=1)
+    (path, *_) = sorted((out / "runs").glob("*.parquet"))
+    pd.DataFrame({"other": [1, 2]}).to_parquet(path)
+    again = run_study(study, out, workers=1)
+    assert again.reused == len(study.runs) - 1
+    assert again.table.equals(first.table)
+    first.table.drop(columns=["run", "lr"]).to_parquet(out / "results.parquet")
+    with pytest.raises(PerronError, match=r"results\.parquet has no column lr, run"):
+        experiment.read_study(out)
+
+
 def test_results_of_other_code_are_not_taken(quick, tmp_path, monkeypatch):
     study = load(quick, {"topologies": ["ring"], "nodes": [2]})
     run_study(study, tmp_path / "out")

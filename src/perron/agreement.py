@@ -21,7 +21,7 @@ from perron.algorithm import Algorithm
 from perron.errors import PerronError
 from perron.flat import averaged
 from perron.mixing import Mixing
-from perron.peers import TIMEOUT, Peers
+from perron.peers import TIMEOUT, Peers, mortal
 from perron.pulse import KEYS
 
 
@@ -63,6 +63,7 @@ def met(rank: int, size: int, timeout: timedelta) -> Any:
     served = TCPStore(
         host, port, is_master=rank == 0 and not agent, timeout=timeout, wait_for_workers=False, multi_tenant=True
     )
+    mortal(host, port)
     store = PrefixStore(f"{KEYS}/attempt {os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", served)
     mine = json.dumps({"the number of nodes": size} | versions())
     store.set(f"facts/{rank}", mine)
@@ -75,11 +76,11 @@ def gathered(text: str, peers: Peers, timeout: float = TIMEOUT) -> list[str]:
     raw = torch.tensor(list(text.encode()), dtype=torch.uint8)
     length, what = torch.tensor([len(raw)]), "Not all processes came together to compare notes"
     lengths = [torch.empty_like(length) for _ in range(peers.size)]
-    peers.finish([(peers.all_gather(lengths, length), what)], timeout)
+    peers.finish([(peers.all_gather(lengths, length, timeout=timeout), what)], timeout)
     padded = torch.zeros(int(max(lengths)), dtype=torch.uint8)
     padded[: len(raw)] = raw
     rows = [torch.empty_like(padded) for _ in lengths]
-    peers.finish([(peers.all_gather(rows, padded), what)], timeout)
+    peers.finish([(peers.all_gather(rows, padded, timeout=timeout), what)], timeout)
     return [bytes(row[: int(many)].tolist()).decode() for row, many in zip(rows, lengths, strict=True)]
 
 
@@ -112,7 +113,7 @@ def taken(tensor: Tensor, root: int, peers: Peers, what: str, timeout: float = T
     """A peer's tensor of the same shape and type; as bytes, since not every type can travel."""
     raw = tensor.contiguous().reshape(-1).view(torch.uint8).clone()
     if raw.numel():
-        peers.finish([(peers.broadcast(raw, root), what)], timeout)
+        peers.finish([(peers.broadcast(raw, root, timeout=timeout), what)], timeout)
     return raw.view(tensor.dtype).view(tensor.shape)
 
 
@@ -122,7 +123,8 @@ def united(buffers: dict[str, Tensor], peers: Peers, what: str, timeout: float =
     for name, buffer in buffers.items():
         if buffer.is_floating_point():
             everybody[name] = [torch.empty_like(buffer) for _ in range(peers.size)]
-            peers.finish([(peers.all_gather(everybody[name], buffer.contiguous()), what)], timeout)
+            work = peers.all_gather(everybody[name], buffer.contiguous(), timeout=timeout)
+            peers.finish([(work, what)], timeout)
         else:
             found[name] = taken(buffer, 0, peers, what, timeout)
     return found | averaged({name: torch.stack(values) for name, values in everybody.items()})

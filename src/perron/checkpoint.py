@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
 from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
 
 import torch
 from safetensors.torch import save as bytes_of
@@ -30,7 +31,7 @@ from torch import Tensor
 from perron import saved
 from perron.agreement import gathered
 from perron.atomic import PART, make_directory, write_bytes
-from perron.errors import FileError, listed
+from perron.errors import FileError, PerronError, listed
 from perron.flat import averaged
 from perron.locks import hold
 from perron.optim import Decentralized
@@ -43,6 +44,9 @@ KINDS: dict[str, type] = {
 }  # fmt: skip
 LARGEST = 2**28  # bytes of a manifest
 TRIALS = 5  # of writing into a directory that goes away
+_origins: WeakKeyDictionary[Decentralized, tuple[str, Moment | None]] = (
+    WeakKeyDictionary()
+)  # what a training went on from
 _held: dict[tuple[int, Path], Any] = {}  # locks, by process and file; until the process ends
 
 
@@ -72,8 +76,10 @@ def save(folder: str | Path, optimizer: Decentralized, *, notes: dict[str, Any] 
     Args:
         folder: the same on all nodes, or one on each machine's own disk.
         notes: anything that JSON can hold, as the epoch.
-        keep: how many checkpoints to keep, 2 or more (nodes do not save at the same moment); older ones of this node are removed.
+        keep: how many checkpoints to keep, 2 or more (nodes do not save at the same moment). Older ones of this node are removed,
+            but never the newest that every other node is sure to have: where saves are few steps apart, more are kept.
     """
+    _check_pace(optimizer)
     if keep < 2:
         raise FileError(f"keep must be 2 or more, since nodes do not save at the same moment; got {keep}.")
     folder, state = Path(folder), optimizer.state_dict()
@@ -93,14 +99,19 @@ def save(folder: str | Path, optimizer: Decentralized, *, notes: dict[str, Any] 
         raise FileError(f"A checkpoint's notes and parameter groups must be plain JSON values: {error}.") from None
     now = Moment(optimizer.born, own["step"])
     target = now.within(folder)
+    again = (target / f"node-{own['node']}.json").exists()
     try:
         _write(target / f"node-{own['node']}.safetensors", content)
         _write(target / f"node-{own['node']}.json", manifest)
     except FileError:
-        _remove(target, own["node"])  # half of it is of no use, and takes space that is short
+        if not again:
+            _remove(target, own["node"])  # half of it is of no use, and takes space that is short
         raise
-    for old in sorted(set(_moments(folder, own["node"])) - {now}, reverse=True)[keep - 1 :]:
-        _remove(old.within(folder), own["node"])
+    others = sorted(set(_moments(folder, own["node"])) - {now}, reverse=True)
+    needed = _needed(others, now, optimizer)
+    for old in others[keep - 1 :]:
+        if old not in needed:
+            _remove(old.within(folder), own["node"])
     return target
 
 
@@ -111,6 +122,7 @@ def load(folder: str | Path, optimizer: Decentralized) -> Checkpoint | None:
     models that it finds, and the algorithm starts anew from there. A warning says so, and also if newer checkpoints were left
     aside because they are damaged or not there on every node. A process that joined a training under way loads nothing.
     """
+    _check_pace(optimizer)
     folder = Path(folder)
     texts: list[str] = []
 
@@ -144,6 +156,7 @@ def load(folder: str | Path, optimizer: Decentralized) -> Checkpoint | None:
         # The clock was set back: what is saved from now on must still count as newer.
         optimizer.born = f"{int(number) + 1:020d}-{optimizer.born.partition('-')[2]}"
     chosen = max(same | other, default=None)
+    _origins[optimizer] = (optimizer.born, chosen)
     newer = sorted(moment for moment in set.union(*(one["seen"] for one in told)) if chosen is None or moment > chosen)
     wrong = [why for one in everybody for run, step, why in one["wrong"] if Moment(run, step) in newer]
     wrong += [
@@ -207,6 +220,29 @@ def _adopt(folder: Path, moment: Moment, optimizer: Decentralized, remark: str) 
         f"the average of the {len(found)} models found, and the algorithm starts anew."
     )
     return Checkpoint(moment.step, found[0][0]["notes"], " ".join(part for part in (remark, *wrong, said) if part))
+
+
+def _needed(others: list[Moment], now: Moment, optimizer: Decentralized) -> list[Moment]:
+    """Those of this node's other moments, newest first, without which all nodes might have none in common if they died now.
+
+    A node can be a step ahead of each of its neighbours, so n - 1 ahead of the last one, who may just be saving. So what this
+    training saved n steps ago or before is there on every node, and what it went on from. That, and what came later, is needed.
+    """
+    run, begun = _origins.get(optimizer, ("", None))
+    mine = [one for one in others if one.run == now.run]
+    common = next((one for one in mine if one.step <= now.step - optimizer.node.nodes), None)
+    if common is None and run != now.run:  # members have changed since: nobody knows
+        return others
+    common = common or begun
+    return [one for one in others if one == common or (one.run == now.run and (common is None or one > common))]
+
+
+def _check_pace(optimizer: Decentralized) -> None:
+    if optimizer.asynchronous:
+        raise PerronError(
+            "Checkpoints are taken after the same step on every node, and asynchronous nodes do not step together. Save the "
+            "averaged model (optimizer.averaged_model()), or leave out asynchronous=True."
+        )
 
 
 def _hold(folder: Path, optimizer: Decentralized) -> None:

@@ -263,6 +263,9 @@ def launch(
     store: Annotated[
         str | None, typer.Option(metavar="HOST:PORT", help="Where the machine with node 0 hosts the store.")
     ] = None,
+    grace: Annotated[
+        float, typer.Option(metavar="SECONDS", help="How long nodes that are told to end may take, as to save.")
+    ] = 30.0,
     secret_file: Annotated[
         Path | None, typer.Option(metavar="FILE", help="What launchers must have in common (or PERRON_SECRET).")
     ] = None,
@@ -296,6 +299,7 @@ def launch(
             elastic=elastic,
             restarts=restarts,
             secret=secret(secret_file),
+            grace=grace,
             say=lambda text: say(f"perron: {text}"),
             zygote=zygote,
         ).run()

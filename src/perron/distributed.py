@@ -157,7 +157,7 @@ class _Mean(Handle):
     def __init__(self, node: DistributedNode, x: Tensor) -> None:
         self.node, self.step = node, node.step
         self.total = x.clone()
-        self.work = node.peers.all_reduce(self.total)
+        self.work = node.peers.all_reduce(self.total, timeout=node.timeout)
 
     def wait(self) -> Tensor:
         """The average."""

@@ -79,21 +79,23 @@ class Door:
         for raw in knocks[self._seen :]:
             self._seen += 1
             try:
-                told = json.loads(raw)
-                who, own, facts, seal = (str(told[name]) for name in ("who", "own", "facts", "seal"))
-                brought = dict(json.loads(facts))
-            except (ValueError, KeyError, TypeError, RecursionError):
+                own, said = self._judged(raw)
+            except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
                 self.say(f"Refused somebody at the store, whose {len(raw)} bytes make no sense.")
                 continue
-            if not hmac.compare_digest(seal, _sealed(self._key, "knock", self._question, own, who, facts)):
-                said = f"{who[:80]!r} has another secret, or none"
-            elif wrong := self.fits(brought):
-                said = f"{who[:80]!r}: {wrong}"
-            else:
-                said = ""
             if said:
                 self.say(f"Refused at the store: {said}.")
-            self.store.set(f"door/answer/{own[:64]}", json.dumps([said, _sealed(self._key, "answer", own, said)]))
+            self.store.set(f"door/answer/{own}", json.dumps([said, _sealed(self._key, "answer", own, said)]))
+
+    def _judged(self, raw: bytes) -> tuple[str, str]:
+        """The question of somebody who has knocked, and why it is refused; an error of any kind if it makes no sense."""
+        told = json.loads(raw)
+        who, own, facts, seal = (str(told[name]) for name in ("who", "own", "facts", "seal"))
+        bytes.fromhex(own + seal)  # nothing else is compared, or becomes a key of the store
+        if not hmac.compare_digest(seal, _sealed(self._key, "knock", self._question, own, who, facts)):
+            return own[:64], f"{who[:80]!r} has another secret, or none"
+        wrong = self.fits(dict(json.loads(facts)))
+        return own[:64], f"{who[:80]!r}: {wrong}" if wrong else ""
 
 
 def knock(store: Any, key: str, who: str, facts: dict[str, Any] | None = None, timeout: float = TIMEOUT) -> None:
@@ -118,5 +120,5 @@ def knock(store: Any, key: str, who: str, facts: dict[str, Any] | None = None, t
         raise NetworkError(f"{who} cannot reach the store: {line(error)}.") from None
     if said:
         raise NetworkError(f"Refused at the store: {said}. All launchers need the same secret and the same options.")
-    if not hmac.compare_digest(str(answer), _sealed(key, "answer", own, "")):
+    if not hmac.compare_digest(str(answer).encode(), _sealed(key, "answer", own, "").encode()):
         raise NetworkError(f"The store does not know the secret of {who}: is it that of another training?")

@@ -36,13 +36,12 @@ from secrets import token_hex
 from typing import Any, NamedTuple
 
 import torch.distributed as dist
-from torch import Tensor
 from torch._C._distributed_c10d import TCPStore
 from torch.distributed.distributed_c10d import PrefixStore  # dist names both, but its types do not
 
 from perron.door import knock, secret
 from perron.errors import NetworkError, PerronError, listed
-from perron.peers import PATIENCE, START, TIMEOUT, Parcel, Peers, Words, checked, line, wait
+from perron.peers import PATIENCE, START, TIMEOUT, Parcel, Peers, Words, checked, line, mortal, wait
 from perron.pulse import KEYS, Pulse
 
 QUIET = 0.25  # seconds without a new registration before a decision
@@ -100,7 +99,7 @@ class Epoch(Peers):
         self.ended = ""
         self._changed = threading.Condition()
         self._jobs: SimpleQueue[_Job | None] = SimpleQueue()
-        self._pg: Any = None
+        self.group: Any = None
         waiter = threading.Thread(target=self._serve, name=f"perron epoch {number}", daemon=True)
         waiter.start()
         _waiters[:] = [*(one for one in _waiters if one.is_alive()), waiter]
@@ -124,7 +123,7 @@ class Epoch(Peers):
 
         def made() -> None:
             try:
-                self._pg = dist.ProcessGroupGloo(store, self.rank, self.size, timedelta(seconds=timeout))
+                self.group = dist.ProcessGroupGloo(store, self.rank, self.size, timedelta(seconds=timeout))
             except (RuntimeError, dist.DistError) as error:
                 raise NetworkError(f"The members could not connect: {line(error)}.") from None
 
@@ -144,27 +143,11 @@ class Epoch(Peers):
     def post(self, parcels: list[Parcel]) -> list[Any]:
         """One work for each."""
         return [
-            self._pg.send([one.tensor], one.neighbour, one.tag)
+            self.group.send([one.tensor], one.neighbour, one.tag)
             if one.sent
-            else self._pg.recv([one.tensor], one.neighbour, one.tag)
+            else self.group.recv([one.tensor], one.neighbour, one.tag)
             for one in parcels
         ]
-
-    def all_reduce(self, tensor: Tensor, op: Any = dist.ReduceOp.SUM) -> Any:
-        """In gloo."""
-        options = dist.AllreduceOptions()
-        options.reduceOp = op
-        return self._pg.allreduce([tensor], options)
-
-    def all_gather(self, tensors: list[Tensor], tensor: Tensor) -> Any:
-        """In gloo."""
-        return self._pg.allgather([tensors], [tensor])
-
-    def broadcast(self, tensor: Tensor, root: int) -> Any:
-        """In gloo."""
-        options = dist.BroadcastOptions()
-        options.rootRank, options.rootTensor = root, 0
-        return self._pg.broadcast([tensor], options)
 
     def finish(self, works: Sequence[tuple[Any, Words]], timeout: float = TIMEOUT) -> None:
         """Wait for all; an error if one fails, or as soon as the epoch ends."""
@@ -196,7 +179,7 @@ class Epoch(Peers):
                 job.error, job.done = error, not self.ended
                 job.calls.clear()
                 self._changed.notify_all()
-        self._pg = None  # its end may wait for threads of its own, so not in the main thread
+        self.group = None  # its end may wait for threads of its own, so not in the main thread
 
 
 class _Job:
@@ -280,7 +263,9 @@ class Membership:
             self.epoch = self._pulse.epoch = epoch
             self._pulse.watch([member.name for member in decided])
             try:
-                epoch.connect(PrefixStore(f"e{last + 1}/gloo", self.store.clone()), self.timeout)
+                shared = PrefixStore(f"e{last + 1}/gloo", self.store.clone())
+                mortal()
+                epoch.connect(shared, self.timeout)
             except NetworkError as error:
                 why = error
                 continue
@@ -389,7 +374,9 @@ def joined(*, timeout: float = TIMEOUT) -> Membership:
         keys, name = PrefixStore(KEYS, store), os.environ.get("PERRON_NAME")
         if name is not None:  # the launcher is perron's
             knock(keys, secret(), f"Node {node}", timeout=timeout)
-        return Membership(keys, node, size, name=name, timeout=timeout)
+        found = Membership(keys, node, size, name=name, timeout=timeout)
+        mortal()  # these connections, and that of its heartbeats
+        return found
     except (RuntimeError, dist.DistError) as error:
         raise NetworkError(f"Node {node} cannot reach the launcher's store: {line(error)}.") from None
 

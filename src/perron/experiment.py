@@ -48,6 +48,7 @@ if TYPE_CHECKING:
 
 TURN = 7.0  # seconds for which one run is in the news
 
+COLUMNS = ("run", "topology", "nodes", "weights", "algorithm", "lr", "step", "trial")  # of every table of results
 Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 
@@ -66,6 +67,13 @@ class Manifest(BaseModel):
     reused: NonNegativeInt
     failed: dict[str, str]
     warned: dict[str, str]
+
+
+class Said(BaseModel):
+    """What a run says of itself, in the file beside its table."""
+
+    seconds: Seconds
+    warnings: list[str]
 
 
 @dataclass
@@ -133,9 +141,9 @@ def run_study(
             outcome.seconds, outcome.table = time.monotonic() - clock, _collected(study, folder)
             told = _told(study, folder)
             outcome.warned = {
-                run.key: f"{run}: {'; '.join(told[run.key]['warnings'])}"
+                run.key: f"{run}: {'; '.join(told[run.key].warnings)}"
                 for run in study.runs
-                if told.get(run.key, {}).get("warnings")
+                if run.key in told and told[run.key].warnings
             }
             write_bytes(folder / "results.parquet", outcome.table.to_parquet(index=False))
             _write_json(folder / "manifest.json", _manifest(outcome, started, told))
@@ -294,19 +302,23 @@ def _read(folder: Path, run: Run) -> pd.DataFrame | None:
         return None
 
 
-def _said(path: Path) -> dict[str, Any]:
-    """What a run said of itself; empty if it is not there or damaged."""
+def _said(path: Path) -> Said | None:
+    """None if it is not there or damaged."""
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-        return found if {"seconds", "warnings"} <= set(found) else {}
-    except (OSError, ValueError, TypeError):
-        return {}
+        return Said.model_validate_json(path.read_bytes())
+    except (OSError, ValueError):
+        return None
 
 
 def _parquet(path: Path) -> pd.DataFrame:
     import pandas as pd
 
-    return pd.read_parquet(path)
+    found = pd.read_parquet(path)
+    if (
+        lacking := sorted(set(COLUMNS) - set(found.columns)) if len(found.columns) else []
+    ):  # none: of a study without runs
+        raise ValueError(f"{path.name} has no column {', '.join(lacking)}")
+    return found
 
 
 def _collected(study: Study, folder: Path) -> pd.DataFrame:
@@ -320,19 +332,19 @@ def _write_json(path: Path, content: Any) -> None:
     write_bytes(path, (json.dumps(content, indent=2) + "\n").encode())
 
 
-def _told(study: Study, folder: Path) -> dict[str, dict[str, Any]]:
+def _told(study: Study, folder: Path) -> dict[str, Said]:
     """What each finished run said of itself."""
     found = {run.key: _said(folder / "runs" / f"{_name(run)}.json") for run in study.runs}
-    return {key: said for key, said in found.items() if said}
+    return {key: said for key, said in found.items() if said is not None}
 
 
-def _manifest(outcome: Outcome, started: datetime, told: dict[str, dict[str, Any]]) -> dict[str, Any]:
+def _manifest(outcome: Outcome, started: datetime, told: dict[str, Said]) -> dict[str, Any]:
     import numpy as np
     import torch
 
     from perron import __version__
 
-    seconds = {key: entry["seconds"] for key, entry in told.items()}
+    seconds = {key: said.seconds for key, said in told.items()}
     return {
         "study": outcome.study.model_dump(mode="json"),
         "perron": __version__,

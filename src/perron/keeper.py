@@ -27,7 +27,6 @@ import threading
 import time
 from contextlib import suppress
 from pathlib import Path
-from secrets import token_hex
 from typing import Any
 
 import torch.distributed as dist
@@ -39,7 +38,7 @@ from perron.checkpoint import Checkpoint
 from perron.distributed import membership
 from perron.errors import FileError, NetworkError, PerronError
 from perron.optim import Decentralized
-from perron.peers import TIMEOUT, line
+from perron.peers import TIMEOUT, line, mortal
 from perron.pulse import KEYS
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
@@ -125,12 +124,12 @@ class Keeper:
         except OSError as error:
             who = self.optimizer.node.name
             raise FileError(f"Node {who} cannot make the directory {self.folder}: {error.strerror}.") from None
-        trial = self.folder / f"trial-{token_hex(4)}"
+        trial = self.folder / f"trial-{self.optimizer.node.name}"
         try:
             write_bytes(trial, b"")
         except FileError as error:
             raise FileError(f"Node {self.optimizer.node.name} cannot save to {self.folder}: {error}") from None
-        trial.unlink()
+        trial.unlink(missing_ok=True)
 
     def _on_signal(self, number: int, _frame: Any) -> None:
         self._signal = number
@@ -187,7 +186,7 @@ class Keeper:
 def _store() -> Any:
     """Through which the processes found each other."""
     member = membership()
-    if member is not None:
-        return PrefixStore("keeper", member.store.clone())
-    default: Any = _get_default_store()
-    return PrefixStore(KEYS, default.clone())
+    default: Any = _get_default_store() if member is None else None
+    store = PrefixStore(KEYS, default.clone()) if member is None else PrefixStore("keeper", member.store.clone())
+    mortal()
+    return store

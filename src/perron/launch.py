@@ -29,7 +29,7 @@ from torch.distributed.distributed_c10d import PrefixStore  # dist names it, but
 
 from perron.door import VARIABLE, Door, knock
 from perron.errors import NetworkError, PerronError
-from perron.peers import FAREWELL, GRACE, SILENCE, START, TIMEOUT, line
+from perron.peers import FAREWELL, GRACE, SILENCE, START, TIMEOUT, checked, line, mortal
 from perron.pulse import KEYS
 from perron.zygote import DEFAULTS, Forked, Zygote
 
@@ -69,6 +69,7 @@ class Launcher:
         elastic: whether nodes go on without one that died. If not, all are ended.
         restarts: how many times, in all, a node that died is started again; if not elastic, all nodes together.
         secret: what launchers of one training have in common, see `perron.door`.
+        grace: seconds for nodes that were told to end, as to save; longer than a step and a save take.
         say: where to tell what happens.
         zygote: from which nodes are forked; they are started as processes of their own if None.
     """
@@ -84,11 +85,12 @@ class Launcher:
         elastic: bool = False,
         restarts: int = 0,
         secret: str = "",
+        grace: float = GRACE,
         say: Callable[[str], None] = log.warning,
         zygote: Zygote | None = None,
     ) -> None:
         self.command, self.size, self.elastic, self.restarts, self.say = command, size or nodes, elastic, restarts, say
-        self.zygote = zygote
+        self.zygote, self.grace = zygote, checked(grace)
         if nodes < 1 or first < 0 or restarts < 0:
             raise PerronError(f"Give at least one node, and no negative numbers; got {nodes}, {first} and {restarts}.")
         if first + nodes > self.size:
@@ -99,6 +101,7 @@ class Launcher:
             )
         self.workers = [Worker(first + place) for place in range(nodes)]
         self.attempt = 0  # at a training that is not elastic
+        self.guests: set[int] = set()  # nodes of other launchers that were let in
         self.host, self.port, opened = _opened(store, serve=first == 0)
         self.store = PrefixStore(KEYS, opened)
         self.secret = secret
@@ -107,7 +110,9 @@ class Launcher:
         if self.door is None:
             here = [worker.node for worker in self.workers]
             who = f"The launcher of nodes {here[0]} to {here[-1]} on {socket.gethostname()}"
-            knock(self.store, secret, who, self.terms | {"nodes": here})
+            knock(
+                self.store, secret, who, self.terms | {"nodes": here}, timeout=START
+            )  # the host may still be importing
 
     def run(self) -> int:
         """Start all and wait for them; 0 if training was finished by somebody, and nobody failed who was not done without."""
@@ -133,6 +138,9 @@ class Launcher:
         asked = [code for code in codes if code in ASKED]
         if asked:
             return asked[0] or 0
+        if not any(codes):
+            with suppress(RuntimeError, dist.DistError):
+                self.store.set(f"a{self.attempt}/finished", f"nodes {[worker.node for worker in self.workers]}")
         return 0 if not any(codes) or (self.elastic and 0 in codes) else 1
 
     def _start(self, worker: Worker) -> None:
@@ -175,7 +183,7 @@ class Launcher:
                 self._ended(worker, code)
             bad = [(worker, code) for worker, code in ended if code]
             if any(code in ASKED for _, code in bad):  # all nodes agreed to save and end
-                self._wait(GRACE)
+                self._wait(self.grace)
                 self._just_ended()
                 return
             if not self.elastic and (bad or self._over_elsewhere()):
@@ -199,12 +207,13 @@ class Launcher:
             self.store.set(f"b/{worker.name}", "finished" if code == 0 else f"gone: {how.removeprefix('was ')}")
         if code == 0 or code in ASKED:
             return
-        if self.elastic and self.restarts > 0 and not self._done():
+        why = self._in_vain() if self.elastic and self.restarts else ""
+        if self.elastic and self.restarts > 0 and not self._done() and not why:
             self.restarts -= 1
             self.say(f"Node {worker.node} {how}; it is started again ({self.restarts} restarts left).")
             self._start(worker)
             return
-        self.say(f"Node {worker.node} {how}.")
+        self.say(f"Node {worker.node} {how}.{f' {why}, so it is not started again.' if why else ''}")
         with suppress(RuntimeError, dist.DistError):
             self.store.set(f"dead/{worker.node}", how)
             self.store.compare_set(f"a{self.attempt}/end", "", f"node {worker.node} {how}")
@@ -235,10 +244,23 @@ class Launcher:
         codes = [worker.code for worker in self.workers]
         if self.elastic or not any(codes) or any(code in ASKED for code in codes) or not self.restarts:
             return False
+        if why := self._in_vain():
+            self.say(f"{why}, so nobody is started again.")
+            return False
         self.restarts -= 1
         self.attempt += 1
         self.say(f"All nodes are started again ({self.restarts} restarts left).")
         return True
+
+    def _in_vain(self) -> str:
+        """Why nodes that were started again would wait for others in vain, if they would."""
+        key = f"a{self.attempt}/finished"
+        try:
+            if self.store.check([key]) and not self.elastic:
+                return f"On another machine {self.store.get(key).decode()} have finished already"
+        except (RuntimeError, dist.DistError):
+            return "The store at node 0 is gone"
+        return ""
 
     def _interrupted(self, number: int) -> int:
         """The first time nodes may save; the second time they may not."""
@@ -255,7 +277,13 @@ class Launcher:
         for worker in self.workers if self._done() and self.elastic else ():
             if worker.code is None and worker.process is not None:
                 key = f"b/{worker.name}"
-                beat = self.store.get(key).decode() if self.store.check([key]) else ""
+                try:
+                    beat = self.store.get(key).decode() if self.store.check([key]) else ""
+                except (
+                    RuntimeError,
+                    dist.DistError,
+                ):  # its host has ended, as it does when its own nodes have finished
+                    return
                 if beat != worker.beat:
                     worker.beat, worker.since = beat, time.monotonic()
                 elif time.monotonic() - worker.since > SILENCE and beat != "finished":
@@ -278,7 +306,7 @@ class Launcher:
                 if worker.process is not None and worker.process.poll() is None:
                     worker.process.send_signal(sent)
                     worker.process.send_signal(signal.SIGCONT)  # one that was stopped cannot end
-            self._wait(GRACE)
+            self._wait(self.grace)
         self._just_ended()
 
     def _misfit(self, theirs: dict[str, Any]) -> str:
@@ -286,8 +314,12 @@ class Launcher:
         for name, mine in self.terms.items():
             if (other := theirs.get(name, mine)) != mine:
                 return f"--{name} is {other} there and {mine} at node 0; they need the same"
-        taken = {worker.node for worker in self.workers} & set(theirs.get("nodes", ()))
-        return f"node {min(taken)} is here already; check --first" if taken else ""
+        theirs_here = set(theirs.get("nodes", ()))
+        if taken := theirs_here & ({worker.node for worker in self.workers} | self.guests):
+            return f"node {min(taken)} is here already; check --first"
+        if not self.elastic:  # else they may have died, and come again
+            self.guests |= theirs_here
+        return ""
 
 
 class _Interrupted(BaseException):
@@ -331,6 +363,8 @@ def _opened(address: str | None, *, serve: bool) -> tuple[str, int, Any]:
             master_listen_fd=listening.detach() if serve else None,
         )
         opened.set_timeout(timedelta(seconds=TIMEOUT))
+        if not serve:
+            mortal(host, port)
     except (OSError, RuntimeError, dist.DistError) as error:
         raise NetworkError(
             f"The store at {host}:{port} cannot be {'opened' if serve else 'reached'}: {line(error)}."

@@ -49,9 +49,9 @@ class Links:
         return bool(self.loss or self.delay or self.repeats)
 
     def __str__(self) -> str:
-        told = [f"lose {self.loss:.0%} of their messages"] if self.loss else []
+        told = [f"lose {100 * self.loss:.3g}% of their messages"] if self.loss else []
         told += [f"delay {'them' if told else 'messages'} by up to {self.delay} steps"] if self.delay else []
-        told += [f"repeat {self.repeats:.0%} of {'them' if told else 'their messages'}"] if self.repeats else []
+        told += [f"repeat {100 * self.repeats:.3g}% of {'them' if told else 'their messages'}"] if self.repeats else []
         return " and ".join(told) or "are reliable"
 
 
@@ -140,7 +140,7 @@ class Unreliable(Wrapper):
 
         def found() -> Tensor:
             values = heard.wait()
-            if key not in self._in_transit:
+            if key not in self._in_transit or self._in_transit[key].values.shape[1:] != values.shape:  # other links
                 self._in_transit[key] = InTransit.empty(self.links.delay + 1, values)
             self._in_transit[key].put(now, values, lags.to(values.device))
             return arrived(self._in_transit[key], now)

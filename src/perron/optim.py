@@ -73,6 +73,7 @@ class Decentralized(torch.optim.Optimizer):
 
     Attributes:
         changes: with elastic membership, what happened: a `Change` for each time that members were lost or came.
+        asynchronous: as given.
         joined: with elastic membership, whether this process came to a training that was under way.
         skipped: how many gradients were not finite, and replaced. asked: how many the present step has had; mostly 0.
     """
@@ -110,7 +111,7 @@ class Decentralized(torch.optim.Optimizer):
             if not rate > 0 or not decay >= 0:
                 raise PerronError(f"Decentralized needs lr > 0 and weight_decay >= 0; got {rate} and {decay}.")
         self.algorithm = PushPull() if algorithm is None else algorithm
-        self.nonfinite, self.timeout = nonfinite, timeout
+        self.nonfinite, self.timeout, self.asynchronous = nonfinite, timeout, asynchronous
         self._graph = graph if isinstance(graph, str) or not isinstance(graph, Iterable) else tuple(graph)
         self._settings: dict[str, Any] = {"weights": weights, "seed": seed, "wire": wire, "broadcast": broadcast}
         self._settings |= {"timeout": checked(timeout), "nonfinite": nonfinite, "asynchronous": asynchronous}
@@ -120,6 +121,7 @@ class Decentralized(torch.optim.Optimizer):
         self._running: Any = None
         self._broken: NetworkError | None = None
         self._averaging = self.joined = False
+        self.born = ""
         self._empty = True  # of a model that the others know
         self.asked = self._calls = self.skipped = 0
         self.last = torch.zeros_like(self._flat.vector)
@@ -199,7 +201,7 @@ class Decentralized(torch.optim.Optimizer):
         if self._membership is not None:
             raise PerronError("join() counts calls, elastic membership cannot: loop while optimizer.steps < total.")
         first, most = self._calls, torch.tensor([steps])
-        work = self.node.peers.all_reduce(most, dist.ReduceOp.MAX)
+        work = self.node.peers.all_reduce(most, dist.ReduceOp.MAX, timeout=self.timeout)
         self.node.peers.finish([(work, "Not all processes came together in join()")], self.timeout)
         yield
         with torch.no_grad():
@@ -294,7 +296,9 @@ class Decentralized(torch.optim.Optimizer):
             if peers.rank in sources and len(sources) < peers.size:  # it is the newcomer that has to go
                 raise NetworkError(str(error)) from None
             raise
-        self.born = gathered(f"{time.time_ns():020d}-{token_hex(4)}", peers, limit)[0]  # a name for this training
+        # A name for this training; names of later ones are greater, even if a clock was set back or is another machine's.
+        moment = max(time.time_ns(), int(self.born.partition("-")[0] or 0) + 1)
+        self.born = max(gathered(f"{moment:020d}-{token_hex(4)}", peers, limit))
         if sources or self._settings["broadcast"]:
             self._take_over_model(sources or [0])
         self.node.step = step

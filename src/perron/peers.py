@@ -11,16 +11,21 @@ import ctypes
 import gc
 import os
 import signal
+import socket
+import stat
 import sys
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from datetime import timedelta
+from pathlib import Path
 from types import TracebackType
 from typing import Any, NamedTuple
 
 import torch.distributed as dist
 from torch import Tensor
+from torch._C._distributed_c10d import AllgatherOptions
 
 from perron.errors import NetworkError, PerronError
 
@@ -31,7 +36,7 @@ START = 20 * TIMEOUT  # for all processes to come at the start, with imports and
 BEAT = 0.2  # between two heartbeats of an elastic member
 PATIENCE = 10 * BEAT  # without a heartbeat after which a member is taken for lost; shorter than any elastic timeout
 FAREWELL = 1.0  # when a node has died, for the others to notice and say so before the launcher ends them
-GRACE = 2 * TIMEOUT  # for nodes that were told to end: to agree on a step, do it, save, and go
+GRACE = 2 * TIMEOUT  # for nodes that were told to end: to agree on a step, do it, save, and go: `perron launch --grace`
 SILENCE = TIMEOUT + PATIENCE  # without a heartbeat after which a node that is left over at the end is ended
 LAST = 0.25  # for threads to come to rest
 
@@ -57,28 +62,37 @@ class Peers(ABC):
         size: how many there are.
         names: the number that each had from its launcher; it stays when others go.
         remedy: what an error about a lost peer advises.
+        group: of torch.distributed, in which collectives take place.
     """
 
     rank: int
     size: int
     names: Sequence[int]
     remedy: str = ""
+    group: Any
 
     @abstractmethod
     def post(self, parcels: list[Parcel]) -> list[Any]:
         """Start all transfers; a piece of work for each, or one for all."""
 
-    @abstractmethod
-    def all_reduce(self, tensor: Tensor, op: Any = dist.ReduceOp.SUM) -> Any:
+    # A collective has to be told its timeout when it starts: gloo does not heed the one that it is waited for with, and closes
+    # all connections after that of the group.
+
+    def all_reduce(self, tensor: Tensor, op: Any = dist.ReduceOp.SUM, *, timeout: float = TIMEOUT) -> Any:
         """Start a reduction over all, in place."""
+        options = _timely(dist.AllreduceOptions(), timeout)
+        options.reduceOp = op
+        return self.group.allreduce([tensor], options)
 
-    @abstractmethod
-    def all_gather(self, tensors: list[Tensor], tensor: Tensor) -> Any:
+    def all_gather(self, tensors: list[Tensor], tensor: Tensor, *, timeout: float = TIMEOUT) -> Any:
         """Start a gathering of everybody's tensor."""
+        return self.group.allgather([tensors], [tensor], _timely(AllgatherOptions(), timeout))
 
-    @abstractmethod
-    def broadcast(self, tensor: Tensor, root: int) -> Any:
+    def broadcast(self, tensor: Tensor, root: int, *, timeout: float = TIMEOUT) -> Any:
         """Start to take over one member's tensor."""
+        options = _timely(dist.BroadcastOptions(), timeout)
+        options.rootRank, options.rootTensor = root, 0
+        return self.group.broadcast([tensor], options)
 
     @abstractmethod
     def finish(self, works: Sequence[tuple[Any, Words]], timeout: float = TIMEOUT) -> None:
@@ -91,15 +105,15 @@ class Group(Peers):
     remedy = AGAIN
 
     def __init__(self, group: Any = None) -> None:
-        self.group = group
+        self.group = dist.group.WORLD if group is None else group
         self.rank, self.size = dist.get_rank(group), dist.get_world_size(group)
         self.names = dist.get_process_group_ranks(group) if group is not None else range(self.size)
 
     def post(self, parcels: list[Parcel]) -> list[Any]:
         """On gloo one by one, which is what a batch comes to there, and faster; in one batch where NCCL needs it."""
         if all(one.tensor.device.type == "cpu" for one in parcels):
-            group: Any = dist.group.WORLD if self.group is None else self.group
-            return [(group.send if one.sent else group.recv)([one.tensor], one.neighbour, one.tag) for one in parcels]
+            send, receive = self.group.send, self.group.recv
+            return [(send if one.sent else receive)([one.tensor], one.neighbour, one.tag) for one in parcels]
         ops = [
             dist.P2POp(
                 dist.isend if one.sent else dist.irecv,
@@ -112,22 +126,15 @@ class Group(Peers):
         ]
         return list(dist.batch_isend_irecv(ops))
 
-    def all_reduce(self, tensor: Tensor, op: Any = dist.ReduceOp.SUM) -> Any:
-        """As torch.distributed does it."""
-        return dist.all_reduce(tensor, op, group=self.group, async_op=True)
-
-    def all_gather(self, tensors: list[Tensor], tensor: Tensor) -> Any:
-        """As torch.distributed does it."""
-        return dist.all_gather(tensors, tensor, group=self.group, async_op=True)
-
-    def broadcast(self, tensor: Tensor, root: int) -> Any:
-        """As torch.distributed does it."""
-        return dist.broadcast(tensor, group=self.group, group_src=root, async_op=True)
-
     def finish(self, works: Sequence[tuple[Any, Words]], timeout: float = TIMEOUT) -> None:
         """One after the other."""
         for work, what in works:
             wait(work, what, timeout, self.remedy)
+
+
+def _timely(options: Any, timeout: float) -> Any:
+    options.timeout = timedelta(seconds=timeout)
+    return options
 
 
 class _Timed:
@@ -171,6 +178,32 @@ def meaning(error: BaseException) -> str:
 def line(error: BaseException) -> str:
     """The first line of an error, without the place in the source."""
     return str(error).split("\n")[0].rpartition("] ")[2].strip()[:200]
+
+
+def mortal(host: str | None = None, port: int | None = None) -> None:
+    """Have this process's connections to a store end when the machine over there goes away without a word, as with its power.
+
+    torch's store waits for an answer without end, and so does the system for many minutes. On Linux it then ends after `TIMEOUT`.
+
+    Args:
+        host, port: of the store; what the launcher told if None.
+    """
+    if sys.platform != "linux":
+        return
+    host, port = host or os.environ["MASTER_ADDR"], port or int(os.environ["MASTER_PORT"])
+    there = {found[4][:2] for found in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)}
+    for number in [int(path.name) for path in Path("/proc/self/fd").iterdir()]:
+        with suppress(OSError):  # gone meanwhile, or not connected
+            if stat.S_ISSOCK(os.fstat(number).st_mode):
+                with socket.socket(fileno=os.dup(number)) as one:
+                    if one.family == socket.AF_UNIX:
+                        continue
+                    address, port = one.getpeername()[:2]
+                    if (address.removeprefix("::ffff:"), port) in there:
+                        one.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+                        one.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, int(TIMEOUT / 3))
+                        one.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, int(TIMEOUT / 5))
+                        one.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(1000 * TIMEOUT))
 
 
 def checked(timeout: float, least: float = 0.0) -> float:

@@ -79,6 +79,11 @@ class Simulation:
                 f"There is no device {self.device!r} here ({told}); choose another, as device='cpu'."
             ) from None
         self.algorithm.check(self.network)
+        if self.links.delay and self.mixing.period > 1:
+            raise PerronError(
+                f"{self.mixing!r} has {self.mixing.period} graphs in turn: a message that is late would arrive on a link that is "
+                "not there any more. Give one graph, or delay=0."
+            )
         if self.links and not self.algorithm.about.robust:
             warnings.warn(
                 f"Links {self.links}: {self.algorithm.about.title} keeps no guarantee. RobustPushPull does.",
@@ -212,7 +217,8 @@ class Running:
                 value.copy_(tensors[f"state.{name}"])
         self.problem.recall(saved.part(tensors, "memory."))
         if self.links is not None:
-            self.links.restore(saved.part(tensors, "links."))
+            under_way = saved.part(tensors, "links.")
+            self.links.restore({name: value.to(self.simulation.device) for name, value in under_way.items()})
 
 
 def simulate(
@@ -313,7 +319,7 @@ class Keeper:
         facts = {
             "algorithm": described(simulation.algorithm), "network": fingerprint(simulation.mixing), "lr": rates,
             "problem": simulation.problem.fingerprint(), "trials": simulation.numbers, "seed": simulation.seed,
-            "start": saved.digest([simulation.first()]), "precision": str(simulation.precision), "links": str(simulation.links),
+            "start": saved.digest([simulation.first()]), "precision": str(simulation.precision), "links": vars(simulation.links),
             "wire": simulation.wire, "metrics": metrics,
         }  # fmt: skip
         self.facts = json.loads(json.dumps(facts))

@@ -1,10 +1,14 @@
+import os
 import re
+import shutil
+import subprocess
 
 import pytest
-from table import FULL, QUICK, ROWS, Row
+from table import FULL, NOT_YET, QUICK, ROWS, Row
 from trainings import Training
 
 NAME = re.compile(r"test_f(\d\d)_")
+ROW = pytest.StashKey[Row]()
 
 
 def pytest_collection_modifyitems(config, items):
@@ -13,39 +17,43 @@ def pytest_collection_modifyitems(config, items):
     for item in items:
         found = NAME.match(item.name) if "faults" in item.path.parts else None
         if found is not None:
+            assert int(found[1]) in ROWS
             item.add_marker(pytest.mark.fault)
+            item.stash[ROW] = Row(int(found[1]), item.name)
         (left if found is not None and not FULL and int(found[1]) not in QUICK else kept).append(item)
     if left:
         config.hook.pytest_deselected(items=left)
         items[:] = kept
 
 
+def pytest_collection_finish(session):
+    """Whatever happens from now on, what was to be measured stands in the table."""
+    for item in session.items:
+        if ROW in item.stash:
+            item.stash[ROW].record(NOT_YET)
+
+
 @pytest.fixture
 def row(request):
     """Where a test says what it measured."""
-    found = NAME.match(request.node.name)
-    assert found is not None, "a test of a fault is named test_f09_..."
-    assert int(found[1]) in ROWS
-    one = Row(int(found[1]), request.node.name)
-    yield one
-    report = request.node.stash[OUTCOME]
-    if report.skipped:
-        one.record(f"not done here: {report.longrepr[2].removeprefix('Skipped: ')}")
-    elif report.failed:
-        one.record(f"FAILS: {str(report.longrepr.reprcrash.message).splitlines()[0][:200]}")
-    else:
-        assert one.trials, "a test of a fault says what it measured: row.measured(...)"
-        one.record("holds")
-
-
-OUTCOME = pytest.StashKey()
+    assert ROW in request.node.stash, "a test of a fault is named test_f09_..."
+    return request.node.stash[ROW]
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item, call):
+    """Record a verdict: of the first part (fixtures, test, their ends) that did not pass, or in the end that it holds."""
     report = yield
-    if call.when == "call":
-        item.stash[OUTCOME] = report
+    one = item.stash.get(ROW, None)
+    if one is not None and one.verdict is None:
+        if report.skipped:
+            one.record(f"not done here: {report.longrepr[2].removeprefix('Skipped: ')}")
+        elif report.failed:
+            crash = getattr(report.longrepr, "reprcrash", None)
+            one.record(f"FAILS: {str(crash.message if crash else report.longrepr).splitlines()[0][:200]}")
+        elif report.when == "teardown":
+            one.record("holds" if one.trials else "FAILS: it did not say what it measured")
+            assert one.trials, "a test of a fault says what it measured: row.measured(...)"
     return report
 
 
@@ -69,3 +77,29 @@ def training(tmp_path):
     yield make
     for one in made:
         one.end()
+
+
+IP = shutil.which("ip") or shutil.which("ip", path="/usr/sbin:/sbin")  # it need not be on the path of a user
+
+
+def ip(*words, check=True):
+    return subprocess.run([IP, *words], check=check, capture_output=True, text=True)
+
+
+@pytest.fixture
+def networks():
+    """Two networks with a cable between them; the commands that run something in each, and the address of the first."""
+    names = [f"perron-{one}-{os.getpid()}" for one in ("here", "there")]
+    if IP is None or os.geteuid() or ip("netns", "add", names[0], check=False).returncode:
+        pytest.skip("network namespaces cannot be made here (ip netns add, as root)")
+    try:
+        ip("netns", "add", names[1])
+        ip("-n", names[0], "link", "add", "cable", "type", "veth", "peer", "name", "cable", "netns", names[1])
+        for number, name in enumerate(names, 1):
+            ip("-n", name, "address", "add", f"10.213.8.{number}/24", "dev", "cable")
+            for device in ("lo", "cable"):
+                ip("-n", name, "link", "set", device, "up")
+        yield *([IP, "netns", "exec", name] for name in names), "10.213.8.1"
+    finally:
+        for name in names:
+            ip("netns", "delete", name, check=False)

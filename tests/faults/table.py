@@ -22,6 +22,9 @@ FULL = os.environ.get("PERRON_FAULTS") == "full"
 RECORDS = os.environ.get("PERRON_FAULTS_RECORDS")  # a file to which every test adds a line of JSON
 
 
+NOT_YET = "NOT MEASURED"
+
+
 class Fault(NamedTuple):
     """What goes wrong, how it is brought about, and what must happen then."""
 
@@ -55,7 +58,7 @@ ROWS = {
               "a valid checkpoint at every one; file synced, renamed, directory synced, in this order"),
     13: Fault("full disk", "a file system of 300 kB, /dev/full, a limit on file size",
               "error with 'no space', path and size; the old checkpoint is whole; no partial file"),
-    14: Fault("no place to write; signals", "directory read-only or missing; SIGTERM, SIGINT once and twice",
+    14: Fault("no place to write; signals", "directory read-only, or a file in its place; SIGTERM, SIGINT once and twice",
               "refused before training; a signal saves and ends with 143 or 130 within 5 s; a second one at once"),
     15: Fault("a gradient that is not finite", "NaN or infinity on one node at step k, 5 times",
               "stops at step k, nobody else is reached; node, step and tensor named; `skip` counts"),
@@ -91,6 +94,7 @@ class Row:
 
     def __init__(self, number: int, test: str) -> None:
         self.number, self.test, self.found, self.trials = number, test, "", 0
+        self.verdict: str | None = None
 
     def measured(self, found: str, *, trials: int) -> None:
         """What was seen, in a few words with figures, and how many times it was tried."""
@@ -98,6 +102,7 @@ class Row:
 
     def record(self, verdict: str) -> None:
         """Add a line to the records."""
+        self.verdict = verdict if verdict != NOT_YET else None
         if RECORDS:
             with Path(RECORDS).open("a") as file:
                 told = {"row": self.number, "test": self.test, "found": self.found, "trials": self.trials}
@@ -116,7 +121,7 @@ def table(records: list[dict], *, all_rows: bool = True) -> str:
         mine = [record for record in records if record["row"] == number]
         found = "; ".join(record["found"] for record in mine if record["found"]) or "-"
         trials = sum(record["trials"] for record in mine)
-        verdicts = sorted({record["verdict"] for record in mine}) or ["NOT MEASURED"]
+        verdicts = sorted({record["verdict"] for record in mine}) or [NOT_YET]
         cells = [f"F{number}", fault.name, fault.injection, f"{trials:,}", fault.bar, found, "; ".join(verdicts)]
         if mine or all_rows:
             lines.append("| " + " | ".join(cell.replace("|", "\\|").replace("<", "&lt;") for cell in cells) + " |")

@@ -71,16 +71,20 @@ def test_f13_full_disk(kind, disk, row):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_f13_a_limit_on_file_size(kind, tmp_path, row):
-    width = {"training": 30, "simulation": 20}[kind]
-    limit = {"training": 20_000, "simulation": 2_500}[kind]  # a simulation's file grows with what was measured
+    width = {"training": 4, "simulation": 20}[kind]
+    limit = {"training": 5_000, "simulation": 2_500}[kind]  # a simulation's file grows with what was measured
 
     def limited():
         resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
 
+    if kind == "training":  # whose files are all of one size: those from before the limit are left
+        started("recorded", kind, tmp_path, 2)
+        before = sorted(str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.is_file())
     (found,) = started("filled", kind, tmp_path, width, preexec_fn=limited)
     if kind == "training":
         assert "File too large" in found["said"]
-        assert found["files"] == ["node-0.lock"]
+        assert found["files"] == before
+        assert found["loaded"] == [2, ""]
     else:
         check(found, tmp_path, "File too large")
     row.measured(f"{kind}: a limit of {limit:,} bytes: said so, nothing lost, no partial file", trials=1)

@@ -105,6 +105,10 @@ def test_f14_under_torchrun(training, row):
         one.process.wait(60)
     took = time.monotonic() - began
     assert one.saved() == [one.step()], (one.folder / "said").read_text()
+    assert one.process.returncode != 0
     assert one.left_over() == []
+    code, said = one.start(wait=False).ended()
+    assert code == 0, said
+    assert one.result() == unfaulted(steps=150, every=1000)
     assert took <= 5 * SLACK
     row.measured(f"SIGTERM to torchrun: all saved after the same step, ended in {took:.1f} s", trials=1)

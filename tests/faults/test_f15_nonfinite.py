@@ -18,6 +18,7 @@ def test_f15_a_gradient_that_is_not_finite(training, row, trials):
         assert f"Node {node}: the gradient of step {step} is not finite in 0.bias ({what})." in said
         assert one.step(node) == step
         lost = one.lost()
+        assert lost, "no other node noticed"
         assert {other for other, *_ in lost} <= set(range(NODES)) - {node}
         assert all(finite for _, _, finite, _ in lost)
         assert one.saved()[-1] == 10

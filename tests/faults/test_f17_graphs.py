@@ -139,7 +139,7 @@ def test_f17_matrices_and_graphs(row):
         for rule in (Mixing.uniform, Mixing.lazy, Mixing.random_integer):
             refused(partial(rule, graph), words, MixingError)
         refused(partial(Mixing.normalized, csr_array(graph.adjacency())), "strongly connected components", MixingError)
-        refused(partial(Mixing.balanced, graph), ".", PerronError)
+        refused(partial(Mixing.balanced, graph), words, GraphError)
     for make, words in GRAPHS.values():
         refused(make, words)
     many = len(MATRICES) + 6 * len(CONNECTIONS) + len(GRAPHS)
