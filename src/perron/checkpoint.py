@@ -44,9 +44,8 @@ KINDS: dict[str, type] = {
 }  # fmt: skip
 LARGEST = 2**28  # bytes of a manifest
 TRIALS = 5  # of writing into a directory that goes away
-_origins: WeakKeyDictionary[Decentralized, tuple[str, Moment | None]] = (
-    WeakKeyDictionary()
-)  # what a training went on from
+# What a training went on from, with its name; None if there was nothing.
+_origins: WeakKeyDictionary[Decentralized, tuple[str, Moment | None]] = WeakKeyDictionary()
 _held: dict[tuple[int, Path], Any] = {}  # locks, by process and file; until the process ends
 
 
@@ -231,7 +230,7 @@ def _needed(others: list[Moment], now: Moment, optimizer: Decentralized) -> list
     run, begun = _origins.get(optimizer, ("", None))
     mine = [one for one in others if one.run == now.run]
     common = next((one for one in mine if one.step <= now.step - optimizer.node.nodes), None)
-    if common is None and run != now.run:  # members have changed since: nobody knows
+    if common is None and run != now.run:  # it never loaded, or members have changed since: nobody knows
         return others
     common = common or begun
     return [one for one in others if one == common or (one.run == now.run and (common is None or one > common))]

@@ -110,9 +110,8 @@ class Launcher:
         if self.door is None:
             here = [worker.node for worker in self.workers]
             who = f"The launcher of nodes {here[0]} to {here[-1]} on {socket.gethostname()}"
-            knock(
-                self.store, secret, who, self.terms | {"nodes": here}, timeout=START
-            )  # the host may still be importing
+            brought = self.terms | {"nodes": here}
+            knock(self.store, secret, who, brought, timeout=START)  # the host may still be importing
 
     def run(self) -> int:
         """Start all and wait for them; 0 if training was finished by somebody, and nobody failed who was not done without."""
@@ -279,10 +278,7 @@ class Launcher:
                 key = f"b/{worker.name}"
                 try:
                     beat = self.store.get(key).decode() if self.store.check([key]) else ""
-                except (
-                    RuntimeError,
-                    dist.DistError,
-                ):  # its host has ended, as it does when its own nodes have finished
+                except (RuntimeError, dist.DistError):  # its host has ended, since its own nodes have finished
                     return
                 if beat != worker.beat:
                     worker.beat, worker.since = beat, time.monotonic()

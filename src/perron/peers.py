@@ -188,9 +188,9 @@ def mortal(host: str | None = None, port: int | None = None) -> None:
     Args:
         host, port: of the store; what the launcher told if None.
     """
-    if sys.platform != "linux":
+    host, port = host or os.environ.get("MASTER_ADDR"), port or int(os.environ.get("MASTER_PORT", "0"))
+    if sys.platform != "linux" or host is None:  # processes may also have met through a file
         return
-    host, port = host or os.environ["MASTER_ADDR"], port or int(os.environ["MASTER_PORT"])
     there = {found[4][:2] for found in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)}
     for number in [int(path.name) for path in Path("/proc/self/fd").iterdir()]:
         with suppress(OSError):  # gone meanwhile, or not connected
