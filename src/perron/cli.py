@@ -282,6 +282,8 @@ def launch(
     """
     if not module and not Path(script[0]).is_file():
         raise PerronError(f"There is no script {script[0]}.")
+    if not 0 < grace < float("inf"):
+        raise PerronError(f"--grace is a number of seconds, more than 0; got {grace:g}.")
     from perron.zygote import Zygote
 
     command = [sys.executable, *(["-m"] if module else []), *script]
