@@ -11,6 +11,7 @@ table, and writes soak.json and soak.md. Code 1 if it fell short.
 from __future__ import annotations
 
 import argparse
+import ast
 import json
 import os
 import random
@@ -62,13 +63,25 @@ HERE = Path(__file__).resolve()
 
 
 def version() -> str:
-    """A name of the sources that were soaked."""
+    """A name of the program that was soaked, and of what was done to it; the same if only comments or docstrings differ."""
     import perron
 
-    found = sha256(HERE.read_bytes())
-    for name in ENGINE:
-        found.update((Path(perron.__file__).parent / f"{name}.py").read_bytes())
-    return found.hexdigest()[:16]
+    source = Path(perron.__file__).parent
+    parts = [part for name in ENGINE for part in _program(source / f"{name}.py")]
+    settings = (NODES, BATCH, EVERY, TIMEOUT, PAUSE, HANG, BETWEEN, KINDS, SLEEP)
+    parts += [
+        part for part in _program(HERE) if part.startswith(("FunctionDef(name='worker'", "FunctionDef(name='fault'"))
+    ]
+    return sha256("\n".join([repr(settings), *parts]).encode()).hexdigest()[:16]
+
+
+def _program(path: Path) -> list[str]:
+    """The statements of a module, without docstrings and comments."""
+    tree = ast.parse(path.read_text())
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef) and ast.get_docstring(node) is not None:
+            node.body = node.body[1:] or [ast.Pass()]
+    return [ast.dump(statement) for statement in tree.body]
 
 
 # ---- a node

@@ -12,7 +12,7 @@ SOURCE = Path(perron.__file__).parent
 # A module may import those on lines above its own, and no others.
 LAYERS = [
     ["errors", "zygote"],
-    ["graph", "atomic", "locks", "progress", "options", "plain", "live", "curves"],
+    ["graph", "npz", "atomic", "locks", "progress", "options", "plain", "live", "curves"],
     ["topologies", "stochastic", "balancing", "under_way"],
     ["mixing", "eigen", "tensorboard", "watch"],
     ["spectral", "authors", "files", "log"],

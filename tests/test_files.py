@@ -209,7 +209,7 @@ def test_a_pickle_in_an_npz_is_not_opened(tmp_path):
 
 
 def test_a_zip_bomb_is_not_unpacked(tmp_path, monkeypatch):
-    monkeypatch.setattr("perron.files.MAX_UNPACKED", 2**20)
+    monkeypatch.setattr("perron.npz.MAX_UNPACKED", 2**20)
     np.savez_compressed(tmp_path / "bomb.npz", np.zeros((1000, 1000)))
     assert (tmp_path / "bomb.npz").stat().st_size < 2**14
     with pytest.raises(FileError, match=r"would unpack to 0.0075 GiB"):

@@ -16,10 +16,8 @@ from __future__ import annotations
 import csv
 import io
 import json
-import math
 import re
 import warnings
-import zipfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -28,6 +26,7 @@ from xml.parsers import expat
 import numpy as np
 from scipy.sparse import csr_array
 
+from perron import npz
 from perron.atomic import write_bytes
 from perron.errors import FileError, GraphError, MixingError, brief
 from perron.graph import FloatArray, Graph, check_nodes
@@ -36,7 +35,6 @@ from perron.mixing import Mixing
 EDGE_LISTS = (".edges", ".edgelist", ".txt")
 SUFFIXES = (".graphml", *EDGE_LISTS, ".csv", ".npz")
 KINDS = ("graph", "node", "edge")  # elements of GraphML
-MAX_UNPACKED = 2**30  # bytes; what an .npz may unpack to
 
 
 class _Weights(NamedTuple):
@@ -73,7 +71,7 @@ def write_matrix(matrix: Any, path: str | Path) -> Path:
 def read_mixing(path: str | Path) -> Mixing:
     """The `Mixing` that `write_mixing` wrote, checked anew."""
     path = Path(path)
-    arrays = _read_npz(path)
+    arrays = npz.read(path)
     if "perron_mixing" not in arrays:
         raise FileError(f"{path} holds no mixing but {sorted(arrays)}. Write one with write_mixing(mixing, path).")
     try:
@@ -108,12 +106,12 @@ def write_mixing(mixing: Mixing, path: str | Path) -> Path:
             sparse = csr_array(matrix)
             for part in ("data", "indices", "indptr"):
                 arrays[f"{side}{k}_{part}"] = getattr(sparse, part)
-    return write_bytes(path, _packed(arrays))
+    return write_bytes(path, npz.packed(arrays))
 
 
 def holds_mixing(path: str | Path) -> bool:
     """Whether a file is one that `write_mixing` wrote."""
-    return Path(path).suffix.lower() == ".npz" and "perron_mixing" in _read_npz(Path(path))
+    return Path(path).suffix.lower() == ".npz" and "perron_mixing" in npz.read(Path(path))
 
 
 # ---- by suffix
@@ -138,7 +136,9 @@ def _write(path: Path, matrix: csr_array, labels: Sequence[str] | None) -> Path:
     if suffix == ".npz":
         parts = {part: getattr(matrix, part) for part in ("data", "indices", "indptr")}
         names = {"labels": np.array(labels)} if labels else {}
-        return write_bytes(path, _packed(parts | names | {"format": np.array("csr"), "shape": np.array(matrix.shape)}))
+        return write_bytes(
+            path, npz.packed(parts | names | {"format": np.array("csr"), "shape": np.array(matrix.shape)})
+        )
     to = _to_graphml if suffix == ".graphml" else _to_csv if suffix == ".csv" else _to_edge_list
     return write_bytes(path, to(matrix, labels).encode())
 
@@ -393,48 +393,8 @@ def _entries(matrix: csr_array) -> Iterator[tuple[int, int, float]]:
 # ---- npz
 
 
-def _read_npz(path: Path) -> dict[str, Any]:
-    try:
-        with zipfile.ZipFile(path) as archive:
-            unpacked = sum(member.file_size for member in archive.infolist())
-            if unpacked > MAX_UNPACKED:
-                raise FileError(
-                    f"{path} would unpack to {unpacked / 2**30:.2g} GiB; at most {MAX_UNPACKED / 2**30:.2g} are read. A matrix "
-                    "with few edges takes less as scipy.sparse.save_npz writes it."
-                )
-            for member in archive.infolist():
-                if _array_size(archive, member) != member.file_size:
-                    raise FileError(
-                        f"{path} is not an .npz file that can be read: {member.filename!r:.80} in it is no array."
-                    )
-        with np.load(path, allow_pickle=False) as arrays:
-            return {key: arrays[key] for key in arrays}
-    except FileError:
-        raise
-    except OSError as error:
-        raise FileError(f"Cannot read {path}: {error.strerror or error}.") from None
-    except Exception as error:  # a damaged archive makes zipfile and numpy raise nearly anything
-        raise FileError(f"{path} is not an .npz file that can be read: {error}.") from None
-
-
-def _array_size(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> int:
-    """The bytes that an array in an archive has by its own header, before it is unpacked; -1 if it has none."""
-    with archive.open(member) as file:
-        if file.read(len(np.lib.format.MAGIC_PREFIX)) != np.lib.format.MAGIC_PREFIX:
-            return -1
-        file.seek(0)
-        read = {
-            (1, 0): np.lib.format.read_array_header_1_0,
-            (2, 0): np.lib.format.read_array_header_2_0,
-        }.get(np.lib.format.read_magic(file))
-        if read is None:
-            return -1
-        shape, _, kind = read(file)
-        return file.tell() + math.prod(shape) * kind.itemsize
-
-
 def _from_npz(path: Path) -> _Weights:
-    arrays = _read_npz(path)
+    arrays = npz.read(path)
     if "perron_mixing" in arrays:
         raise FileError(f"{path} holds a whole mixing, not one matrix. Read it with read_mixing.")
     names = arrays.pop("labels", None)
@@ -480,9 +440,3 @@ def _checked_values(values: Any, path: Path) -> FloatArray:
     if not np.isfinite(numbers).all() or (numbers < 0).any():
         raise FileError(f"{path}: weights are finite and not negative; the smallest is {np.nanmin(numbers):g}.")
     return numbers
-
-
-def _packed(arrays: dict[str, Any]) -> bytes:
-    buffer = io.BytesIO()
-    np.savez_compressed(buffer, allow_pickle=False, **arrays)
-    return buffer.getvalue()

@@ -56,9 +56,8 @@ class Decentralized(torch.optim.Optimizer):
         params: the model, or its parameters or parameter groups (without the model, buffers are not averaged). All of
             them of one type and on one device; they become views of one flat buffer.
         algorithm: Push-Pull if None.
-        graph: who hears whom: the name of a topology, a `Graph`, a sequence of them for one that varies in time, a `Mixing`, or a
-            function that makes one for a number of nodes. The default sends to one neighbour in a step, and mixes like the
-            full exponential graph.
+        graph: who hears whom: a topology's name, a `Graph`, several for one that varies in time, a `Mixing`, or a function
+            that makes one for n nodes. The default sends to one neighbour in a step, and mixes like the full exponential graph.
         lr: learning rate; of a group, its own. All nodes should have the same schedule.
         weight_decay: added to the gradient before it is tracked.
         weights: the weight rule for a graph, see `perron.mixing.RULES`.
@@ -66,14 +65,12 @@ class Decentralized(torch.optim.Optimizer):
         group: the process group; the default one if None. One with a rank of each machine runs the algorithm between machines.
         timeout: seconds after which a silent neighbour is an error (with elastic membership: lost).
         wire: ``"bf16"`` for messages of half the size; what a push loses by rounding stays with the sender.
-        nonfinite: what to do with a gradient that is not finite: ``"raise"``, or ``"skip"``, which uses the last one again (the
-            node must go on exchanging, or its neighbours would wait for it).
+        nonfinite: what a gradient that is not finite does: ``"raise"``, or ``"skip"``, which uses the last one again.
         broadcast: whether all nodes start from the model of rank 0.
         asynchronous: whether nodes step at their own pace, with the newest that they have heard; see `perron.asynchronous`.
 
     Attributes:
         changes: with elastic membership, what happened: a `Change` for each time that members were lost or came.
-        asynchronous: as given.
         joined: with elastic membership, whether this process came to a training that was under way.
         skipped: how many gradients were not finite, and replaced. asked: how many the present step has had; mostly 0.
     """
@@ -296,8 +293,7 @@ class Decentralized(torch.optim.Optimizer):
             if peers.rank in sources and len(sources) < peers.size:  # it is the newcomer that has to go
                 raise NetworkError(str(error)) from None
             raise
-        # A name for this training; names of later ones are greater, even if a clock was set back or is another machine's.
-        moment = max(time.time_ns(), int(self.born.partition("-")[0] or 0) + 1)
+        moment = max(time.time_ns(), int(self.born.partition("-")[0] or 0) + 1)  # names only grow, whatever clocks do
         self.born = max(gathered(f"{moment:020d}-{token_hex(4)}", peers, limit))
         if sources or self._settings["broadcast"]:
             self._take_over_model(sources or [0])
