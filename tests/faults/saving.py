@@ -9,6 +9,7 @@ import random
 import signal
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import torch
@@ -43,6 +44,13 @@ def parts(folder: Path) -> int:
     return len(found)
 
 
+def written(folder: Path) -> dict[Path, int]:
+    """When which file was written."""
+    while True:
+        with suppress(FileNotFoundError):  # removed while we look
+            return {path: path.stat().st_mtime_ns for path in folder.rglob("*.safetensors")}
+
+
 def killed(kind, folder: Path, trials: int) -> None:
     """A process that saves all the time is killed; another loads at once. Again and again."""
     dice = random.Random(5)
@@ -60,8 +68,9 @@ def killed(kind, folder: Path, trials: int) -> None:
         say(step=step, said=said, left=left)
 
     for _ in range(trials):
-        child, before = forked(forever), {path: path.stat().st_mtime_ns for path in folder.rglob("*.safetensors")}
-        while {path: path.stat().st_mtime_ns for path in folder.rglob("*.safetensors")} == before:
+        before = written(folder)
+        child = forked(forever)
+        while written(folder) == before:
             time.sleep(0.02)
             if os.waitpid(child, os.WNOHANG) != (0, 0):
                 raise RuntimeError("it ended by itself")

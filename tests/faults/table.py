@@ -36,8 +36,8 @@ class Fault(NamedTuple):
 ROWS = {
     1: Fault("some of the nodes are killed", "SIGKILL 1, 2, 3 or 4 of 4 processes at a random step, 20 times each",
              "the others stop within 2 s and name who died and how; resumed bit for bit; no process left over"),
-    2: Fault("node 0, or the launcher, is killed", "SIGKILL, 10 times each",
-             "as F1; without their launcher nodes end within 5 s"),
+    2: Fault("node 0, the launcher or its machine goes", "SIGKILL, 10 times each; the cable between two machines is cut",
+             "as F1; without their launcher nodes end within 5 s; without the machine that hosts the store, within 45 s"),
     3: Fault("nodes die again and again", "`perron launch --restarts`: a kill every 20 to 60 steps, 10 in one run",
              "finishes bit for bit; recovery 6 s in the median, 15 s at most"),
     4: Fault("a node hangs", "SIGSTOP, timeout 5 s, 10 times",
@@ -83,7 +83,7 @@ ROWS = {
     26: Fault("the clock jumps", "back by an hour, and forth", "no time-out fires"),
     27: Fault("a long time of faults", "30 minutes of kills and stops every 5 to 15 s (`scripts/soak`)",
               ">= 100 faults, same bits, memory +< 5 %, files constant, no gap > 60 s"),
-    28: Fault("weak dependencies and code", "audit of pinned packages; linter's security rules; search for dangerous calls",
+    28: Fault("weak dependencies and code", "audit of pinned packages; linter's security rules; search for dangerous calls (F22)",
               "none known"),
 }  # fmt: skip
 QUICK = {1, 3, 4, 9, 10, 11, 15, 16, 17, 18, 19, 21, 22, 23, 24, 25}

@@ -55,7 +55,7 @@ CASES = {
 @pytest.mark.parametrize("case", CASES)
 def test_f14_a_signal_saves_and_ends(case, training, row):
     number, chosen, expected = CASES[case]
-    one = training(steps=150, every=1000).start()
+    one = training(steps=150, every=1000, pause=0.02).start()
     one.further(17)
     began = time.monotonic()
     for process in chosen(one):
@@ -93,7 +93,7 @@ def test_f14_a_second_signal_ends_at_once(training, row):
 
 
 def test_f14_under_torchrun(training, row):
-    one = training(steps=150, every=1000)
+    one = training(steps=150, every=1000, pause=0.02)
     with one.folder.joinpath("said").open("w") as said:
         one.start(
             command=[sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(NODES)],
