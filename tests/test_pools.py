@@ -202,10 +202,11 @@ def test_ray_names_the_killed_and_another_pool_goes_on_to_the_same_table(study, 
     assert error.count("its process was killed") == 1
     assert "doubly stochastic" in error
     assert "Traceback" not in error
-    assert len(list((out / "runs").glob("*.parquet"))) == 1
+    finished = len(list((out / "runs").glob("*.parquet")))
+    assert finished in (1, 2)  # the killed one may have been done, but not have said so yet
     assert psutil.wait_procs(family, timeout=60)[1] == []
     outcome = run_study(study, out, workers=1)
-    assert outcome.reused == 1
+    assert outcome.reused == finished
     assert (out / "results.parquet").read_bytes() == whole(study, tmp_path / "whole")
 
 

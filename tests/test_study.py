@@ -2,10 +2,13 @@
 
 import json
 import os
+import random
 import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
+from hashlib import sha256
 from pathlib import Path
 
 import numpy as np
@@ -306,9 +309,36 @@ def test_tables_with_other_columns(quick, tmp_path):
     again = run_study(study, out, workers=1)
     assert again.reused == len(study.runs) - 1
     assert again.table.equals(first.table)
-    first.table.drop(columns=["run", "lr"]).to_parquet(out / "results.parquet")
+    table, said = out / "results.parquet", json.loads((out / "manifest.json").read_text())
+    first.table.drop(columns=["run", "lr"]).to_parquet(table)
+    (out / "manifest.json").write_text(json.dumps(said | {"sha256": sha256(table.read_bytes()).hexdigest()}))
     with pytest.raises(PerronError, match=r"results\.parquet has no column lr, run"):
         experiment.read_study(out)
+
+
+def test_a_flipped_bit_in_a_table_is_noticed(quick, tmp_path):
+    """Parquet's own readers would show a wrong number."""
+    study, out = load(quick, {"topologies": ["ring"], "nodes": [2]}), tmp_path / "out"
+    first, dice, silent = run_study(study, out), random.Random(0), 0
+    for path in (out / "results.parquet", *(out / "runs").glob("*.parquet")):
+        whole = path.read_bytes()
+        for _ in range(20):
+            content = bytearray(whole)
+            content[dice.randrange(len(content))] ^= 1 << dice.randrange(8)
+            path.write_bytes(content)
+            with suppress(Exception):
+                silent += not pd.read_parquet(path).equals(first.table)
+            if path.parent == out:
+                with pytest.raises(
+                    PerronError, match=r"results\.parquet is damaged: its SHA-256 is \w+\.\.\. instead of"
+                ):
+                    read_study(out)
+        if path.parent != out:
+            assert run_study(study, out).reused == 0
+        else:
+            assert run_study(study, out).reused == 1
+        pd.testing.assert_frame_equal(read_study(out).table, first.table)
+    assert silent > 0
 
 
 def test_results_of_other_code_are_not_taken(quick, tmp_path, monkeypatch):

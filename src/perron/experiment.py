@@ -17,6 +17,7 @@ again. Numbers depend on the seeds only; durations stand in the JSON files, so t
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import platform
@@ -26,6 +27,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -67,6 +69,7 @@ class Manifest(BaseModel):
     reused: NonNegativeInt
     failed: dict[str, str]
     warned: dict[str, str]
+    sha256: str = ""  # of results.parquet
 
 
 class Said(BaseModel):
@@ -74,6 +77,7 @@ class Said(BaseModel):
 
     seconds: Seconds
     warnings: list[str]
+    sha256: str = ""  # of the table
 
 
 @dataclass
@@ -145,8 +149,10 @@ def run_study(
                 for run in study.runs
                 if run.key in told and told[run.key].warnings
             }
-            write_bytes(folder / "results.parquet", outcome.table.to_parquet(index=False))
-            _write_json(folder / "manifest.json", _manifest(outcome, started, told))
+            content = outcome.table.to_parquet(index=False)
+            write_bytes(folder / "results.parquet", content)
+            manifest = _manifest(outcome, started, told) | {"sha256": sha256(content).hexdigest()}
+            _write_json(folder / "manifest.json", manifest)
         return outcome
 
 
@@ -155,7 +161,7 @@ def read_study(folder: str | Path) -> Outcome:
     folder = Path(folder)
     said = read_manifest(folder)
     try:
-        study, table = Study.model_validate(said.study), _parquet(folder / "results.parquet")
+        study, table = Study.model_validate(said.study), _parquet(folder / "results.parquet", said.sha256)
     except (OSError, ValueError, KeyError) as error:
         raise _no_results(folder, str(error)) from None
     return Outcome(study, folder, table, said.seconds, said.reused, said.failed, said.warned)
@@ -297,7 +303,7 @@ def _read(folder: Path, run: Run) -> pd.DataFrame | None:
     """The table of a finished run; None if it or what it said of itself is not there or damaged."""
     path = folder / "runs" / f"{_name(run)}.parquet"
     try:
-        return _parquet(path) if _said(path.with_suffix(".json")) else None
+        return _parquet(path, said.sha256) if (said := _said(path.with_suffix(".json"))) else None
     except (OSError, ValueError):
         return None
 
@@ -310,10 +316,14 @@ def _said(path: Path) -> Said | None:
         return None
 
 
-def _parquet(path: Path) -> pd.DataFrame:
+def _parquet(path: Path, digest: str) -> pd.DataFrame:
+    """A table with the SHA-256 that it should have (any if empty: older ones); a ValueError if it is not what it should be."""
     import pandas as pd
 
-    found = pd.read_parquet(path)
+    content = path.read_bytes()
+    if digest and digest != (own := sha256(content).hexdigest()):
+        raise ValueError(f"{path.name} is damaged: its SHA-256 is {own[:16]}... instead of {digest[:16]}...")
+    found = pd.read_parquet(io.BytesIO(content))
     if (
         lacking := sorted(set(COLUMNS) - set(found.columns)) if len(found.columns) else []
     ):  # none: of a study without runs

@@ -150,12 +150,14 @@ def perform(job: Job, report: Callable[[Report], None], *, seen: bool = True) ->
         kept = job.target.with_suffix(PARTIAL) if seen else None
         earlier = _seconds(kept)
         table, warned = do(job.run, tell, kept, job.save_every, live)
+        content = table.to_parquet(index=False)
         said = {
             "run": job.run.model_dump(mode="json"),
             "seconds": round(earlier + time.perf_counter() - started, 3),
             "warnings": warned,
+            "sha256": hashlib.sha256(content).hexdigest(),
         }
-        return Result(json.dumps(said, indent=2) + "\n", table.to_parquet(index=False))
+        return Result(json.dumps(said, indent=2) + "\n", content)
     except PerronError as error:
         return Result("", b"", str(error))
     except MemoryError:
