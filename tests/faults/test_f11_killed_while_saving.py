@@ -48,13 +48,13 @@ def test_f11_others_remove_directories_meanwhile(tmp_path, row, trials):
 
     def tidy():
         while not ended.is_set():
-            for number in range(20):
-                with suppress(FileNotFoundError):  # the one who saves removes what is empty, too
+            with suppress(FileNotFoundError):  # the one who saves removes what is empty, too
+                for number in range(20):
                     (tmp_path / f"0000-run-{number}" / "step-0000000001").mkdir(parents=True, exist_ok=True)
-            for place in [*tmp_path.glob("*/step-*"), *tmp_path.glob("0*")]:
-                with suppress(OSError):
-                    place.rmdir()
-                    removed.append(place)
+                for place in [*tmp_path.glob("*/step-*"), *tmp_path.glob("0*")]:
+                    with suppress(OSError):
+                        place.rmdir()
+                        removed.append(place)
 
     other = threading.Thread(target=tidy)
     with group():
