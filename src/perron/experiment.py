@@ -324,9 +324,8 @@ def _parquet(path: Path, digest: str) -> pd.DataFrame:
     if digest and digest != (own := sha256(content).hexdigest()):
         raise ValueError(f"{path.name} is damaged: its SHA-256 is {own[:16]}... instead of {digest[:16]}...")
     found = pd.read_parquet(io.BytesIO(content))
-    if (
-        lacking := sorted(set(COLUMNS) - set(found.columns)) if len(found.columns) else []
-    ):  # none: of a study without runs
+    lacking = sorted(set(COLUMNS) - set(found.columns))
+    if lacking and len(found.columns):  # a study of which no run is finished has a table without columns
         raise ValueError(f"{path.name} has no column {', '.join(lacking)}")
     return found
 
