@@ -10,10 +10,11 @@ import json
 import re
 from pathlib import Path
 
-from perron import ALGORITHMS, Mixing, Network, topologies
-from perron.algorithm import Algorithm
-from perron.atomic import write_bytes
-from perron.graph import Graph
+from perron import ALGORITHMS, Mixing, Network
+from perron._storage.atomic import write_bytes
+from perron.algorithms.base import Algorithm
+from perron.networks import topologies
+from perron.networks.graph import Graph
 
 DOCS = Path(__file__).parents[1] / "docs" / "algorithms"
 GRAPHS = {

@@ -20,8 +20,9 @@ from algorithm_pages import DOCS, GRAPHS, network_for, write
 from rich.console import Console
 from rich.progress import track
 
-from perron import ALGORITHMS, Mixing, Network, Simulation, plots, simulate, topologies
-from perron.atomic import write_bytes
+from perron import ALGORITHMS, Mixing, Network, Simulation, plots, simulate
+from perron._storage.atomic import write_bytes
+from perron.networks import topologies
 from perron.problems import Quadratic
 
 GRID = 1.2 ** np.arange(-26, 5)  # effective steps times L, 0.0087 .. 2.07

@@ -37,9 +37,9 @@ from rich.table import Table
 from torch import Tensor, nn
 
 from perron import Mixing, PushPull
-from perron.atomic import write_bytes
-from perron.optim import Decentralized
-from perron.peers import Group, Parcel
+from perron._storage.atomic import write_bytes
+from perron.distributed.optimizer import Decentralized
+from perron.distributed.process_group import Group, Parcel
 
 WIDTHS = {
     "1e3": (64, 13, 10),

@@ -66,13 +66,13 @@ def worker(folder: Path, data: str | None, seed: int) -> None:
     import perron
 
     torch.set_num_threads(1)
-    rank, size = perron.distributed.init()
+    rank, size = perron.init()
     name = "mnist" if perron.data.find("mnist", data) else "digits"
     loaded = perron.data.load(name, data)
     images, labels = loaded.images[rank::size].flatten(1) / 255.0, loaded.labels[rank::size].long()
     torch.manual_seed(seed)
     model = nn.Sequential(nn.Linear(images.shape[1], 128), nn.ReLU(), nn.Linear(128, 10))
-    optimizer = perron.optim.Decentralized(model, perron.PushPull(), lr=0.2)
+    optimizer = perron.Decentralized(model, perron.PushPull(), lr=0.2)
     draws = torch.Generator().manual_seed(seed * 100 + rank)
     notes = (folder / f"{os.environ['PERRON_NAME']}.notes").open("w", buffering=1)
     notes.write(f"pid {rank} {os.getpid()}\n")

@@ -14,7 +14,8 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from perron import Mixing, spectral, topologies
+from perron import Mixing
+from perron.networks import spectral, topologies
 
 STAGES = ("graph", "mixing", "perron A", "perron B", "rho_2", "beta", "s (bound)")
 

@@ -22,10 +22,11 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
-from perron import Mixing, PushPull, authors, simulate
-from perron.keyed import Keyed
+from perron import Mixing, PushPull, simulate
+from perron.networks import released as authors
 from perron.problems import Logistic, kernels
-from perron.simulation import NOISE, Simulation
+from perron.random import Keyed
+from perron.simulation.simulator import NOISE, Simulation
 
 NODES, TRIALS, DIM, BATCH, LR = 16, 20, 10, 200, 0.05
 SAMPLES = 1_440_000  # over all nodes

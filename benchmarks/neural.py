@@ -30,14 +30,16 @@ from rich.table import Table
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from perron import Mixing, PushPull, models, theory, topologies
-from perron.data import Images
-from perron.network import Network
-from perron.partition import iid
+from perron import Mixing, PushPull, theory
+from perron.data import models
+from perron.data.datasets import Images
+from perron.data.partition import iid
+from perron.networks import topologies
+from perron.networks.facts import Network
 from perron.problems import Neural
-from perron.run import Run
-from perron.simulation import Running, Simulation, simulate
-from perron.study import load
+from perron.simulation.simulator import Running, Simulation, simulate
+from perron.studies.run import Run
+from perron.studies.spec import load
 
 BATCH, ROUNDS = 128, 15
 SIZES = [784, 1024, 1024, 10]

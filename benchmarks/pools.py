@@ -17,9 +17,9 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from perron.experiment import run_study
-from perron.pools import Local, Pool, Ray, Slurm, cores
-from perron.study import Study
+from perron.studies.executors import Local, Pool, Ray, Slurm, cores
+from perron.studies.runner import run_study
+from perron.studies.spec import Study
 
 REPEATS = 2
 STUDY = Study.model_validate(

@@ -21,12 +21,13 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
-from perron import Mixing, PushPull, topologies
-from perron.algorithm import advance
-from perron.problem import Problem
+from perron import Mixing, PushPull
+from perron.algorithms.base import advance
+from perron.networks import topologies
 from perron.problems import Quadratic
-from perron.simulated import SimulatedNode
-from perron.simulation import Simulation
+from perron.problems.base import Problem
+from perron.simulation.node import SimulatedNode
+from perron.simulation.simulator import Simulation
 
 NODES, DIM, TRIALS, LR = 16, 10, 20, 0.05
 SIZES = (1000, 3000, 10_000, 30_000, 100_000)

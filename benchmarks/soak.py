@@ -94,16 +94,17 @@ def worker(folder: Path, sleep: float) -> None:
     from torch.nn.functional import cross_entropy
 
     import perron
-    from perron import checkpoint, saved
-    from perron.keyed import NOISE, Keyed
+    from perron._storage import tensorfile as saved
+    from perron.distributed import checkpoint
+    from perron.random import NOISE, Keyed
 
     torch.set_num_threads(1)
-    rank, size = perron.distributed.init()
+    rank, size = perron.init()
     data = perron.data.load("digits")
     images, labels = data.images[rank::size].flatten(1) / 255.0, data.labels[rank::size].long()
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(images.shape[1], 64), nn.ReLU(), nn.Linear(64, 10))
-    optimizer = perron.optim.Decentralized(model, perron.PushPull(), "exponential", lr=0.02, timeout=TIMEOUT)
+    optimizer = perron.Decentralized(model, perron.PushPull(), "exponential", lr=0.02, timeout=TIMEOUT)
     checkpoint.load(folder / "saved", optimizer)
     (folder / f"begun-{os.getpid()}").write_text(str(rank))
     draws, last = Keyed(0, node=rank, stream=NOISE), folder / "last"
@@ -121,7 +122,7 @@ def worker(folder: Path, sleep: float) -> None:
     optimizer.close()
     state = [*optimizer.algorithm_state, *model.state_dict().values()]
     _write(folder / f"end-{rank}", f"{optimizer.steps} {saved.digest(state)}")
-    perron.distributed.close()
+    perron.shutdown()
 
 
 def _write(path: Path, text: str) -> None:

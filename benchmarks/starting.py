@@ -5,7 +5,7 @@
 start: from the command to the first step of the last node. restart: from the kill of a node to the first step of the last one
 afterwards (``--restarts``, torchrun's ``--max-restarts``). memory: of all processes but launchers, pages that are shared counted
 once (PSS). Contenders take turns; times are medians over rounds, ratios medians of the rounds' ratios. The nodes are those of any
-script with `perron.optim.Decentralized`: PyTorch, its compiler (which torch.optim imports) and perron.
+script with `perron.Decentralized`: PyTorch, its compiler (which torch.optim imports) and perron.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ def worker(folder: Path) -> None:
     import perron
 
     torch.set_num_threads(1)
-    rank, _ = perron.distributed.init()
+    rank, _ = perron.init()
     attempt = os.environ["TORCHELASTIC_RESTART_COUNT"]
     model = torch.nn.Linear(100, 10)
-    optimizer = perron.optim.Decentralized(model, graph="ring", lr=0.1)
+    optimizer = perron.Decentralized(model, graph="ring", lr=0.1)
     for _ in range(2):
         optimizer.zero_grad()
         model(torch.ones(1, 100)).sum().backward()
@@ -53,7 +53,7 @@ def worker(folder: Path) -> None:
         (folder / "killed").write_text(str(time.monotonic()))
         os.kill(os.getpid(), signal.SIGKILL)
     optimizer.close()
-    perron.distributed.close()
+    perron.shutdown()
 
 
 def measured(way: str, nodes: int) -> tuple[float, float, float]:

@@ -15,10 +15,10 @@ import shutil
 import sys
 from pathlib import Path
 
-from perron import conclusions
-from perron.experiment import read_study
-from perron.study import Study, load, shipped
-from perron.study_cli import run_with_progress
+from perron.cli.study import run_with_progress
+from perron.studies import conclusions
+from perron.studies.runner import read_study
+from perron.studies.spec import Study, load, shipped
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs" / "studies"

@@ -28,11 +28,12 @@ import torch
 from rich.console import Console
 from rich.progress import track
 
-from perron import ALGORITHMS, Mixing, Network, Simulation, simulate, theory, topologies
-from perron.algorithm import WILD, Algorithm
-from perron.atomic import write_bytes
+from perron import ALGORITHMS, Mixing, Network, Simulation, simulate, theory
+from perron._storage.atomic import write_bytes
+from perron.algorithms.base import WILD, Algorithm
 from perron.errors import MixingError
-from perron.graph import Graph
+from perron.networks import topologies
+from perron.networks.graph import Graph
 from perron.problems import Quadratic
 from perron.theory.recursion import dense
 

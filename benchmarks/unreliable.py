@@ -21,10 +21,11 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from perron import Mixing, Network, PushPull, RobustPushPull, Simulation, plots, simulate, theory, topologies
-from perron.algorithm import Algorithm
-from perron.atomic import write_bytes
-from perron.links import Links
+from perron import Mixing, Network, PushPull, RobustPushPull, Simulation, plots, simulate, theory
+from perron._storage.atomic import write_bytes
+from perron.algorithms.base import Algorithm
+from perron.algorithms.unreliable import Links
+from perron.networks import topologies
 from perron.problems import Quadratic
 
 SEEDS = 5

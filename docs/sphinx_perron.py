@@ -138,8 +138,8 @@ def help_of_commands() -> str:
     import typer
     from typer.cli import get_docs_for_click
 
-    from perron.cli import app
-    from perron.command import EXIT_CODES
+    from perron.cli.app import EXIT_CODES
+    from perron.cli.main import app
 
     command = typer.main.get_command(app)
     text = get_docs_for_click(obj=command, ctx=typer.Context(command, info_name="perron"), name="perron")

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 
 import perron
-from perron.algorithm import About
+from perron.algorithms.base import About
 from perron.algorithms.push_pull import TrackerState
 from perron.problems import Quadratic
 

@@ -8,8 +8,8 @@ Eight hospitals fit one robust regression without sharing patients. Each has its
 import torch
 
 import perron
-from perron.keyed import Keyed
 from perron.problems import LocalLoss
+from perron.random import Keyed
 
 NODES, SAMPLES, DIM = 8, 400, 5
 random = torch.Generator().manual_seed(0)

@@ -13,7 +13,7 @@ import perron
 
 torch.set_num_threads(1)
 torch.manual_seed(0)
-rank, size = perron.distributed.init()  # (1) who am I, and how many are we?
+rank, size = perron.init()  # (1) who am I, and how many are we?
 
 data = perron.data.load("digits")
 mine = slice(rank, None, size)  # (2) every node has its own samples: some have one more than others
@@ -39,4 +39,4 @@ for epoch in range(20):
             print(f"epoch {epoch + 1}: averaged model {right:.2%} of the test images right", flush=True)
 
 optimizer.close()  # (6) the last messages arrive
-perron.distributed.close()
+perron.shutdown()

@@ -16,7 +16,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 import perron
-from perron.keyed import NOISE, Keyed
+from perron.random import NOISE, Keyed
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--data", help="where the four MNIST files are (default: $PERRON_DATA/mnist)")
@@ -32,7 +32,7 @@ options = parser.parse_args()
 torch.set_default_dtype(torch.float64)  # for figures that can be compared with the simulator's; float32 is faster
 torch.set_num_threads(1)
 torch.manual_seed(0)
-rank, size = perron.distributed.init()
+rank, size = perron.init()
 name = "mnist" if options.data or perron.data.find("mnist") else "digits"
 data = perron.data.load(name, options.data)
 mine = slice(rank, len(data.labels) // size * size, size)  # every node has its own samples, and as many as the others
@@ -64,4 +64,4 @@ while optimizer.steps < options.steps:
 optimizer.close()
 if log:
     log.close()
-perron.distributed.close()
+perron.shutdown()

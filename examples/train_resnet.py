@@ -32,7 +32,7 @@ def prepared(images: Tensor) -> Tensor:
     return (images / 255.0 - 0.5) / 0.25
 
 
-rank, size = perron.distributed.init()
+rank, size = perron.init()
 torch.set_num_threads(1)
 name = "cifar10" if options.data or perron.data.find("cifar10") else "digits"
 data = perron.data.load(name, options.data)
@@ -67,4 +67,4 @@ for stop in range(every, steps + 1, every):
             f"{name}, step {stop}: averaged model {share:.2%} of the test images right  ({seconds:.0f} s)", flush=True
         )
 optimizer.close()
-perron.distributed.close()
+perron.shutdown()

@@ -31,7 +31,7 @@ parser.add_argument("--steps", type=int, default=400)
 parser.add_argument("--batch", type=int, default=32, help="of each worker")
 options = parser.parse_args()
 
-rank, size = perron.distributed.init()
+rank, size = perron.init()
 if size % options.machines:
     raise SystemExit(f"{size} processes are not {options.machines} machines with as many workers each.")
 workers = size // options.machines
@@ -71,4 +71,4 @@ for stop in range(every, options.steps + 1, every):
             f"{name}, step {stop}: averaged model {right:.2%} of the test images right  ({seconds:.0f} s)", flush=True
         )
 optimizer.close()
-perron.distributed.close()
+perron.shutdown()

@@ -9,8 +9,5 @@ settings.load_profile("perron")
 
 torch.set_num_threads(1)  # the tensors of the tests are small, and tests run side by side
 
-# Scripts for processes, what runs the blocks of pages, and what looks at the built documentation: not tests of their own.
-collect_ignore = [
-    "blocks.py", "built_site.py", "checkpointing.py", "dying.py", "pacing.py", "parity.py", "same_curve.py", "surviving.py",
-    "training.py", "two_levels.py",
-]  # fmt: skip
+# Helpers of the tests and scripts that they start as processes; the built documentation is looked at by scripts/docs.
+collect_ignore = ["support", "docs/built_site.py"]

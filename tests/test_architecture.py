@@ -1,104 +1,113 @@
-"""The shape of the code: imports point one way, and every public name is where `perron` says it is."""
+"""The shape of the package: which subpackage may import which, and what every module keeps to."""
 
 import ast
+import re
 from pathlib import Path
 
 import pytest
 
 import perron
-from perron.job import LOOKERS
+from perron.studies.provenance import DECISIVE
 
 SOURCE = Path(perron.__file__).parent
-# A module may import those on lines above its own, and no others.
-LAYERS = [
-    ["errors", "zygote"],
-    ["graph", "npz", "atomic", "locks", "progress", "options", "plain", "live", "curves"],
-    ["topologies", "stochastic", "balancing", "under_way"],
-    ["mixing", "eigen", "tensorboard", "watch"],
-    ["spectral", "authors", "files", "log"],
-    ["network", "node", "keyed", "schedule", "data", "peers", "flat", "saved", "augment", "named"],
-    ["algorithm", "links", "simulated", "problem", "pulse", "door", "models", "fetch", "partition"],
-    ["algorithms", "problems", "agreement", "elastic", "wiring", "stripes"],
-    ["metrics", "theory", "curvature"],
-    ["moments"],
-    ["estimate", "design", "advise"],
+# A unit is a subpackage, or a module at the top. It may import units on lines above its own; those on one line do not import
+# each other. The first line is exempt: its modules are small and may.
+ORDER = [
+    ["errors", "random", "schedules", "_typing", "_registry", "_modules", "_aliases"],
+    ["_storage"],
+    ["monitor"],
+    ["networks"],
     ["plots"],
-    ["history"],
+    ["algorithms", "data"],
+    ["problems"],
     ["simulation", "distributed"],
-    ["claims"],
-    ["asynchronous", "launch"],
-    ["optim"],
-    ["checkpoint"],
-    ["keeper"],
-    ["speedup"],
-    ["run"],
-    ["study"],
-    ["job"],
-    ["pools"],
-    ["experiment"],
-    ["conclusions"],
+    ["theory"],
+    ["design", "advise"],
+    ["paper", "studies"],
     ["report"],
-    ["command"],
-    ["arguments"],
-    ["report_cli", "study_cli", "data_cli", "design_cli", "advise_cli", "paper_cli"],
-    ["watch_cli"],
     ["cli"],
     ["__main__"],
 ]
-RANK = {name: rank for rank, layer in enumerate(LAYERS) for name in layer}
+RANK = {unit: rank for rank, line in enumerate(ORDER) for unit in line}
+ONLY = {"torch.distributed": {"distributed"}, "typer": {"cli"}, "perron.paper": {"cli", "paper"}}  # who may import it
+FAMILIES = [path for path in (SOURCE / "algorithms").glob("*.py") if path.stem in {
+    "centralized", "federated", "pull_only", "push_only", "push_pull", "robust", "trees", "undirected",
+}]  # fmt: skip
+LINES = 470
+MODULES = sorted(SOURCE.rglob("*.py"))
 
 
-def imported(path: Path) -> set[str]:
-    """The perron modules that a file imports, anywhere in it."""
+def imports(path: Path) -> set[str]:
+    """The full names of what a file imports, anywhere in it."""
     found = set()
     for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.ImportFrom) and node.module:
-            parts = node.module.split(".")
-            if parts[0] == "perron":
-                found |= (
-                    {parts[1]}
-                    if len(parts) > 1
-                    else {alias.name for alias in node.names if not alias.name.startswith("_")}
-                )
         if isinstance(node, ast.Import):
-            found |= {alias.name.split(".")[1] for alias in node.names if alias.name.startswith("perron.")}
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            found |= {f"{node.module}.{alias.name}" for alias in node.names}
     return found
 
 
-@pytest.mark.parametrize("path", sorted(SOURCE.rglob("*.py")), ids=lambda path: path.stem)
+def unit_of(path: Path) -> str:
+    return path.relative_to(SOURCE).parts[0].removesuffix(".py")
+
+
+def name_of(path: Path) -> str:
+    return path.relative_to(SOURCE).as_posix()
+
+
+@pytest.mark.parametrize("path", MODULES, ids=name_of)
 def test_imports_point_one_way(path):
-    module = path.relative_to(SOURCE).parts[0].removesuffix(".py")
-    if module == "__init__":
+    unit, found = unit_of(path), imports(path)
+    for name, allowed in ONLY.items():
+        assert unit in allowed or not any(f"{one}.".startswith(f"{name}.") for one in found), (
+            f"only {allowed} import {name}"
+        )
+    if unit == "__init__":
         return
-    assert module in RANK, f"{module} has no place in LAYERS"
-    for other in imported(path) - {module}:
-        assert RANK[other] < RANK[module], f"{module} must not import {other}"
+    assert unit in RANK, f"{unit} has no place in ORDER"
+    for other in {one.split(".")[1] for one in found if one.startswith("perron.")} - {unit, "__version__"}:
+        assert RANK[other] < RANK[unit] or RANK[other] == RANK[unit] == 0, f"{unit} must not import {other}"
+
+
+@pytest.mark.parametrize("path", FAMILIES, ids=name_of)
+def test_an_algorithm_knows_only_its_node(path):
+    allowed = {"algorithms", "errors", "networks"}
+    found = {one.split(".")[1] for one in imports(path) if one.startswith("perron.")}
+    assert found <= allowed
+    assert not any(one.split(".")[0] in {"numpy", "scipy"} for one in imports(path)), "no matrices inside algorithms"
 
 
 def test_every_public_name_can_be_had():
     for name in perron.__all__:
         assert getattr(perron, name) is not None
-    assert set(perron._MODULE_OF) <= set(perron.__all__)
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
         _ = perron.nothing
 
 
 def test_modules_stay_readable():
-    for path in SOURCE.rglob("*.py"):
-        assert len(path.read_text().splitlines()) <= 470, f"{path.name} has grown too long: split it"
+    for path in MODULES:
+        assert len(path.read_text().splitlines()) <= LINES, f"{name_of(path)} has grown too long: split it"
 
 
-def test_what_a_run_needs_is_not_taken_for_a_looker():
-    """A result is thrown away when code that decides it has changed; what a run imports may decide it."""
-    tops = {path.relative_to(SOURCE).parts[0] for path in SOURCE.rglob("*.py")}
-    found, new = set(), {"job"}
+def test_stubs_are_in_order():
+    for path in SOURCE.rglob("*.pyi"):
+        names = re.findall(r" as (\w+)$", path.read_text(), re.M)
+        assert len(names) == len(set(names))
+
+
+def test_what_a_run_imports_decides_its_results():
+    """Results are kept until code changes that could change them: what a run imports, but for what only stores and reports."""
+    harmless = {"_aliases.py", "_registry.py", "_storage", "errors.py", "monitor", "plots.py", "studies/provenance.py"}
+    files = {path.relative_to(SOURCE).with_suffix("").as_posix().replace("/", "."): path for path in MODULES}
+    found, new = set(), {"studies.job"}
     while new:
         found |= new
-        files = [
-            path for name in new for path in (SOURCE / f"{name}.py", *(SOURCE / name).rglob("*.py")) if path.is_file()
-        ]
-        new = set().union(*(imported(path) for path in files)) & set(RANK) - found
-    decisive = {name if name in tops else f"{name}.py" for name in found}
-    assert {"simulation.py", "algorithms", "keyed.py"} <= decisive
-    # A history asks plots to draw it; live takes down what a run says, and answers nothing.
-    assert decisive & LOOKERS == {"plots.py", "live.py"}
+        named = {
+            one.removeprefix("perron.") for module in new for one in imports(files[module]) if one.startswith("perron.")
+        }
+        new = {part for one in named for part in (one, one.rpartition(".")[0]) if part in files} - found
+    needed = {files[module].relative_to(SOURCE).as_posix() for module in found} - {"__init__.py"}
+    assert "simulation/simulator.py" in needed
+    assert {one for one in needed if not one.startswith((*DECISIVE, *harmless))} == set()
+    assert all((SOURCE / one).exists() for one in DECISIVE)

@@ -23,7 +23,8 @@ the run, and you know a network on which it fails.
 import matplotlib.pyplot as plt
 
 import perron
-from perron import speedup, theory
+from perron import theory
+from perron.studies import statistics as speedup
 
 LR = 0.05
 

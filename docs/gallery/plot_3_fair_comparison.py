@@ -18,7 +18,8 @@ import matplotlib.pyplot as plt
 import torch
 
 import perron
-from perron import speedup, theory
+from perron import theory
+from perron.studies import statistics as speedup
 
 mixing = perron.Mixing.random_integer(perron.topologies.random_digraph(12, probability=0.15, seed=4), seed=4)
 network = perron.Network(mixing)

@@ -1,5 +1,5 @@
-"""``python -m perron`` is the command ``perron``."""
+"""``python -m perron`` is the command line."""
 
-from perron.cli import main
+from perron.cli.main import main
 
 main()

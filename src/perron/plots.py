@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from perron.atomic import write_bytes
+from perron._storage.atomic import write_bytes
+from perron._typing import FloatArray, IntArray
 from perron.errors import FileError, GraphError
-from perron.graph import FloatArray, Graph, IntArray
+from perron.networks.graph import Graph
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -15,16 +15,18 @@ from urllib.error import URLError
 
 from fuzzing import OUTPUTS, files_in, in_time
 
-from perron import Mixing, cli, topologies, write_graph, write_mixing
-from perron.experiment import run_study
-from perron.job import cost, keep, perform
-from perron.launch import Launcher
-from perron.log import Log
-from perron.pools.local import Local
-from perron.pools.ray import Ray
-from perron.pools.slurm import Slurm
-from perron.study import load
-from perron.zygote import Zygote
+from perron import Mixing, write_graph, write_mixing
+from perron.cli import main as cli
+from perron.distributed.launch.fork_server import Zygote
+from perron.distributed.launch.launcher import Launcher
+from perron.monitor.logger import Log
+from perron.networks import topologies
+from perron.studies.executors.local import Local
+from perron.studies.executors.ray import Ray
+from perron.studies.executors.slurm import Slurm
+from perron.studies.job import cost, keep, perform
+from perron.studies.runner import run_study
+from perron.studies.spec import load
 
 CHEAP = 5000  # gradients; runs of more work are not done
 

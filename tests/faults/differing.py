@@ -35,12 +35,12 @@ def made(*, algorithm=None, graph="ring", width=20, dtype=torch.float32, norm=Fa
         "nonfinite": "raise",
         "broadcast": True,
     }
-    perron.optim.Decentralized(model, algorithm, graph, **settings | {"weight_decay": 0.0} | options)
+    perron.Decentralized(model, algorithm, graph, **settings | {"weight_decay": 0.0} | options)
 
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    rank, _ = perron.distributed.init()
+    rank, _ = perron.init()
     VERSIONS = perron.__version__, torch.__version__
     found = {}
     for field, odd in FIELDS.items():
@@ -51,4 +51,4 @@ if __name__ == "__main__":
         except perron.PerronError as error:
             found[field] = [time.monotonic() - began, str(error)]
     Path(sys.argv[1], f"{rank}.json").write_text(json.dumps(found))
-    perron.distributed.close()
+    perron.shutdown()

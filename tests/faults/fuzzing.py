@@ -16,8 +16,9 @@ import typer
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 
-from perron import cli, study_cli
-from perron.study import shipped
+from perron.cli import main as cli
+from perron.cli import study as study_cli
+from perron.studies.spec import shipped
 
 SECONDS = 60  # a piece of input that takes longer hangs
 STUDIES = [*shipped().values(), study_cli.TEMPLATE]

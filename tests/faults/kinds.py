@@ -10,8 +10,9 @@ import torch.distributed as dist
 from torch import nn
 
 import perron
-from perron import checkpoint, saved
-from perron.optim import Decentralized
+from perron._storage import tensorfile as saved
+from perron.distributed import checkpoint
+from perron.distributed.optimizer import Decentralized
 
 NOTES = {"text": "é " * 1000}  # so that a manifest has some length
 

@@ -7,7 +7,7 @@ import psutil
 from table import FULL
 from trainings import NODES, SLACK, unfaulted
 
-from perron.peers import TIMEOUT
+from perron.distributed.process_group import TIMEOUT
 
 
 def killed_again_and_again(training, kills, seed):

@@ -10,7 +10,7 @@ import pytest
 from test_f01_killed import killed_again_and_again
 from trainings import NODES, SLACK, unfaulted
 
-from perron.peers import TIMEOUT
+from perron.distributed.process_group import TIMEOUT
 
 
 def test_f02_node_0_is_killed(training, row, trials):

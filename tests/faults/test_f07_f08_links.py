@@ -2,8 +2,9 @@
 
 import pytest
 
-from perron import Mixing, PushPull, RobustPushPull, Simulation, simulate, topologies
-from perron.links import Links
+from perron import Mixing, PushPull, RobustPushPull, Simulation, simulate
+from perron.algorithms.unreliable import Links
+from perron.networks import topologies
 from perron.problems import Quadratic
 
 SEEDS = 5

@@ -5,7 +5,7 @@ import re
 import pytest
 from kinds import KINDS, group
 
-from perron import saved
+from perron._storage import tensorfile as saved
 
 
 @pytest.fixture(params=KINDS)

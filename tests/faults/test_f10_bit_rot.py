@@ -4,7 +4,7 @@ import random
 
 from test_f09_truncated import kept  # noqa: F401
 
-from perron import saved
+from perron._storage import tensorfile as saved
 
 
 def parts(one):

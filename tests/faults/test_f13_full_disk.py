@@ -13,7 +13,7 @@ import pytest
 from kinds import KINDS
 from test_f11_killed_while_saving import started
 
-from perron.atomic import write_bytes
+from perron._storage.atomic import write_bytes
 from perron.errors import FileError
 
 STUDY = """

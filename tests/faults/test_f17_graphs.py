@@ -13,11 +13,13 @@ import torch.distributed as dist
 from scipy.sparse import csr_array
 from torch import nn
 
-from perron import ALGORITHMS, Graph, Mixing, Network, PushPull, Simulation, cli, topologies
-from perron.distributed import DistributedNode
+from perron import ALGORITHMS, Graph, Mixing, Network, PushPull, Simulation
+from perron.cli import main as cli
+from perron.distributed.node import DistributedNode
+from perron.distributed.optimizer import Decentralized
+from perron.distributed.process_group import Group
 from perron.errors import GraphError, MixingError, PerronError
-from perron.optim import Decentralized
-from perron.peers import Group
+from perron.networks import topologies
 from perron.problems import Quadratic
 
 RING = Graph(4, [(0, 1), (1, 2), (2, 3), (3, 0)])
@@ -199,8 +201,8 @@ def test_f17_a_network_of_another_size_than_the_processes(row, alone, monkeypatc
 
 SCRIPT = """
 import torch, perron
-perron.distributed.init()
-perron.optim.Decentralized(torch.nn.Linear(2, 1), perron.PushPull(), perron.topologies.ring(3), lr=0.1)
+perron.init()
+perron.Decentralized(torch.nn.Linear(2, 1), perron.PushPull(), perron.topologies.ring(3), lr=0.1)
 """
 
 

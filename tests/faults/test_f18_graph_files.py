@@ -13,8 +13,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from perron import Graph, read_graph, read_matrix, topologies, write_graph
+from perron import Graph, read_graph, read_matrix, write_graph
 from perron.errors import FileError
+from perron.networks import topologies
 from test_files import BAD, GRAPHML
 
 LABELLED = Graph(4, [(0, 1), (1, 2), (2, 3), (3, 0)], labels=["rome", "oslo", "bonn", "prague"])

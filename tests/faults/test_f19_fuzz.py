@@ -25,23 +25,15 @@ from fuzzing import (
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from perron import (
-    Mixing,
-    PushPull,
-    checkpoint,
-    read_graph,
-    read_matrix,
-    read_mixing,
-    saved,
-    topologies,
-    write_graph,
-    write_mixing,
-)
+from perron import Mixing, PushPull, read_graph, read_matrix, read_mixing, write_graph, write_mixing
+from perron._storage import tensorfile as saved
+from perron.distributed import checkpoint
+from perron.distributed.optimizer import Decentralized
 from perron.errors import FileError, PerronError
-from perron.files import SUFFIXES
-from perron.history import MOST, recorded
-from perron.optim import Decentralized
-from perron.study import Study, load
+from perron.networks import topologies
+from perron.networks.files import SUFFIXES
+from perron.simulation.history import MOST, recorded
+from perron.studies.spec import Study, load
 
 # ---- study files
 

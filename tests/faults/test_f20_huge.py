@@ -8,8 +8,8 @@ import time
 import pytest
 
 from perron.errors import PerronError
-from perron.experiment import run_study
-from perron.study import Study
+from perron.studies.runner import run_study
+from perron.studies.spec import Study
 
 STUDY = """
 topologies = ["ring"]

@@ -15,7 +15,7 @@ import torch.distributed as dist
 from table import FULL
 from trainings import Training, unfaulted
 
-from perron.door import Door, knock
+from perron.distributed.launch.handshake import Door, knock
 from perron.errors import NetworkError
 
 LOOPBACK = "127.0.0.1"
@@ -196,6 +196,6 @@ def test_f21_knocks_that_make_no_sense(row):
 
 
 def door_seal(door, told):
-    from perron.door import _sealed
+    from perron.distributed.launch.handshake import _sealed
 
     return _sealed("a secret", "knock", door._question, told["own"], told["who"], told["facts"])

@@ -16,7 +16,9 @@ import torch
 from kinds import Simulated, Training, group
 
 import perron
-from perron import checkpoint, files, saved
+from perron._storage import tensorfile as saved
+from perron.distributed import checkpoint
+from perron.networks import files
 
 SOURCE = Path(perron.__file__).parent
 HUGE = 2**40

@@ -6,14 +6,15 @@ import sys
 from pathlib import Path
 
 import pytest
+from browser import browser_here
+from reports import OTHERS, run_here
 
 import perron
-from browsers import browser_here
-from perron import files, report
+from perron import report
 from perron.errors import PerronError
-from perron.experiment import read_study, run_study
-from perron.study import Study
-from reports import OTHERS, run_here
+from perron.networks import files
+from perron.studies.runner import read_study, run_study
+from perron.studies.spec import Study
 
 EVIL = {
     "script": "<script>alert(1)</script>",

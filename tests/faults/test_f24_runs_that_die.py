@@ -6,9 +6,9 @@ import signal
 
 import pytest
 
-from perron.experiment import _name, read_study
-from perron.live import LIVE
-from perron.study import load
+from perron.monitor.records import LIVE
+from perron.studies.runner import _name, read_study
+from perron.studies.spec import load
 from test_study import run_in_background, wait_for
 
 LONG = (0.00025, 0.00026)  # 8000 steps, so that they can be met in the middle

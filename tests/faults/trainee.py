@@ -52,11 +52,11 @@ def main(folder, options):
     if options["size"]:
         os.environ["WORLD_SIZE"] = str(options["size"])
     (folder / f"{rank}.pid").write_text(str(os.getpid()))
-    perron.distributed.init()
+    perron.init()
     torch.manual_seed(rank)
     model = nn.Sequential(nn.Linear(options["width"], 5), nn.BatchNorm1d(5)).to(getattr(torch, options["dtype"]))
     (folder / f"{rank}.ready").write_text(str(time.monotonic()))
-    optimizer = perron.optim.Decentralized(
+    optimizer = perron.Decentralized(
         model, perron.ALGORITHMS[options["algorithm"]],
         **{name: options[name] for name in (
             "graph", "lr", "timeout", "nonfinite", "seed", "weights", "wire", "broadcast", "weight_decay"
@@ -84,7 +84,7 @@ def main(folder, options):
     (folder / f"{rank}.sha256").write_text(digest.hexdigest())
     (folder / f"{rank}.skipped").write_text(str(optimizer.skipped))
     keeper.close()
-    perron.distributed.close()
+    perron.shutdown()
 
 
 if __name__ == "__main__":

@@ -15,21 +15,21 @@ from math import inf
 import numpy as np
 import torch
 
+from perron._registry import named
 from perron.advise.records import BETTER, Advice, Fit, Limit, Needs
 from perron.advise.words import sentences
-from perron.algorithm import Algorithm, advance, check_matrices, is_tree_pair
 from perron.algorithms import ALGORITHMS
+from perron.algorithms.base import Algorithm, check_matrices, is_tree_pair
+from perron.algorithms.node import Side
 from perron.errors import MixingError, PerronError
-from perron.mixing import Mixing
-from perron.network import Network
-from perron.node import Counting, Side
-from perron.options import named
-from perron.spectral import decay_rate, describe
-from perron.stochastic import Matrix
+from perron.networks.facts import Network
+from perron.networks.mixing import Mixing
+from perron.networks.spectral import decay_rate, describe
+from perron.simulation.cost import bytes_per_step
 from perron.theory import Stable, stable_lr
 from perron.theory.horizon import Horizon, crossover
 from perron.theory.levels import Around, level_of
-from perron.theory.recursion import dense, matrix_node, unit_recursion
+from perron.theory.recursion import dense, unit_recursion
 from perron.theory.sensitivity import LARGEST as SENSITIVE_UP_TO
 from perron.theory.sensitivity import sensitivity
 
@@ -179,33 +179,6 @@ def _bytes(algorithm: Algorithm, network: Network, needs: Needs) -> float | None
         return bytes_per_step(algorithm, network, dim=needs.dim, wire=needs.wire)
     one, two = (bytes_per_step(algorithm, network, dim=dim, wire=1) for dim in (1, 2))
     return None if one is None or two is None else two - one
-
-
-def bytes_per_step(algorithm: Algorithm, network: Network, *, dim: int, wire: int) -> float | None:
-    """Bytes that travel over all links in a step, counted in a step of the algorithm; of one that varies in time, the mean.
-
-    ``dim`` is the length of the model, ``wire`` the bytes of a number. None for methods with a server, whose messages do not go
-    along the network's links.
-    """
-    if algorithm.about.matrices == "-":
-        return None
-    dims = (network.nodes + 5, network.nodes + 6)  # what is sent is affine in d; no other vector has these lengths
-    pulls, pushes = network.mixing.sequences
-    edges: dict[Side, float] = {"pull": _links(pulls), "push": _links(pushes)}
-    totals = []
-    for d in dims:
-        node = Counting(matrix_node(network), wire=wire)
-        state = algorithm.init(torch.zeros(network.nodes, d, dtype=torch.float64), node)
-        node.bytes = {"pull": 0, "push": 0}
-        advance(algorithm, state, node, 0.0, torch.zeros_like)
-        totals.append(sum(node.bytes[side] * edges[side] for side in edges))
-    return totals[0] + (totals[1] - totals[0]) * (dim - dims[0])
-
-
-def _links(matrices: Sequence[Matrix]) -> float:
-    """How many links are used in a step, on average over a period."""
-    counts = [int((dense(matrix) > 0).sum() - (dense(matrix).diagonal() > 0).sum()) for matrix in matrices]
-    return sum(counts) / len(counts) if counts else 0.0
 
 
 def _remark(algorithm: Algorithm, network: Network) -> str:

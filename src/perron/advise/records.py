@@ -6,9 +6,9 @@ from dataclasses import asdict, dataclass
 from math import isfinite
 from typing import Any
 
+from perron.algorithms.node import Side
 from perron.errors import PerronError
-from perron.node import Side
-from perron.spectral import NetworkMetrics
+from perron.networks.spectral import NetworkMetrics
 from perron.theory import Stable
 
 BETTER = 0.8  # what the error of another algorithm must be times that of Push-Pull for us to prefer it

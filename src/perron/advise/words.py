@@ -7,7 +7,7 @@ from math import ceil, inf
 
 from perron.advise.records import BETTER, Advice, Fit
 from perron.algorithms import ALGORITHMS
-from perron.mixing import Mixing
+from perron.networks.mixing import Mixing
 
 
 def sentences(advice: Advice, mixing: Mixing, labels: Sequence[str]) -> list[str]:

@@ -1,6 +1,6 @@
 """All algorithms, by family; `ALGORITHMS` lists each variant by its short name."""
 
-from perron.algorithm import Algorithm
+from perron.algorithms.base import Algorithm
 from perron.algorithms.centralized import CentralizedSGD
 from perron.algorithms.federated import FOCUS
 from perron.algorithms.pull_only import DDNGT, FROST, FROZEN, GradientPull, PullDiag, RowExtra

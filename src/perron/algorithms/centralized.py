@@ -7,8 +7,8 @@ from typing import ClassVar, NamedTuple
 
 from torch import Tensor
 
-from perron.algorithm import About, Algorithm, Rate, Step
-from perron.node import Node
+from perron.algorithms.base import About, Algorithm, Rate, Step
+from perron.algorithms.node import Node
 
 
 class ModelState(NamedTuple):

@@ -8,9 +8,9 @@ from typing import ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from perron.algorithm import About, Algorithm, Rate, Step
-from perron.network import Network
-from perron.node import Node
+from perron.algorithms.base import About, Algorithm, Rate, Step
+from perron.algorithms.node import Node
+from perron.networks.facts import Network
 
 
 class FocusState(NamedTuple):

@@ -14,11 +14,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from perron.algorithm import About, Algorithm, Rate, Step, spectral_matrix, weighted
+from perron.algorithms.base import About, Algorithm, Rate, Step, spectral_matrix, weighted
+from perron.algorithms.node import Node
 from perron.algorithms.push_only import warn_if_small_steps_fail
 from perron.algorithms.push_pull import check_momentum
-from perron.network import Network
-from perron.node import Node
+from perron.networks.facts import Network
 
 
 def _tracked(state: Any, network: Network) -> dict[str, Tensor]:

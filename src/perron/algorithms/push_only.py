@@ -15,9 +15,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from perron.algorithm import About, Algorithm, Rate, Step, largest, spectral_matrix, stable_roots, stable_steps
-from perron.network import Network
-from perron.node import Node
+from perron.algorithms.base import About, Algorithm, Rate, Step, largest, spectral_matrix, stable_roots, stable_steps
+from perron.algorithms.node import Node
+from perron.networks.facts import Network
 
 
 def _one(x: Tensor) -> Tensor:

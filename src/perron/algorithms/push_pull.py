@@ -9,10 +9,10 @@ from typing import ClassVar, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from perron.algorithm import About, Algorithm, Rate, Step, largest, less, stable_roots
+from perron.algorithms.base import About, Algorithm, Rate, Step, largest, less, stable_roots
+from perron.algorithms.node import Node
 from perron.errors import MixingError
-from perron.network import Network
-from perron.node import Node
+from perron.networks.facts import Network
 
 
 class TrackerState(NamedTuple):

@@ -8,11 +8,11 @@ from typing import ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from perron.algorithm import About, Algorithm, Rate, Step, less, spectral_matrix
+from perron.algorithms.base import About, Algorithm, Rate, Step, less, spectral_matrix
+from perron.algorithms.node import Node
 from perron.algorithms.push_pull import PushPull
 from perron.errors import MixingError
-from perron.network import Network
-from perron.node import Node
+from perron.networks.facts import Network
 
 
 class RobustState(NamedTuple):

@@ -7,10 +7,10 @@ from typing import ClassVar, Literal
 
 from torch import Tensor
 
-from perron.algorithm import About, Algorithm, Rate, Step
+from perron.algorithms.base import About, Algorithm, Rate, Step
+from perron.algorithms.node import Node
 from perron.algorithms.push_pull import PushPull, TrackerState
-from perron.network import Network
-from perron.node import Node
+from perron.networks.facts import Network
 
 DOWN_AND_UP = PushPull(order="pu")
 

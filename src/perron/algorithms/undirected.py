@@ -11,11 +11,11 @@ from typing import ClassVar, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from perron.algorithm import About, Algorithm, Rate, Step
+from perron.algorithms.base import About, Algorithm, Rate, Step
 from perron.algorithms.centralized import ModelState
+from perron.algorithms.node import Node
 from perron.algorithms.push_pull import PushPull, TrackerState
-from perron.network import Network
-from perron.node import Node
+from perron.networks.facts import Network
 
 
 @dataclass(frozen=True, kw_only=True)

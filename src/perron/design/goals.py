@@ -11,11 +11,11 @@ import torch
 from scipy.optimize import minimize_scalar
 from torch import Tensor
 
-from perron.algorithm import Algorithm
+from perron._typing import FloatArray
+from perron.algorithms.base import Algorithm
 from perron.errors import PerronError
-from perron.graph import FloatArray
-from perron.mixing import Mixing
-from perron.network import Network
+from perron.networks.facts import Network
+from perron.networks.mixing import Mixing
 from perron.theory.levels import Around, level_of, lyapunov
 from perron.theory.recursion import MatrixNode, Stage, drive, recursion, spread
 from perron.theory.sensitivity import stationary

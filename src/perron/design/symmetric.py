@@ -6,8 +6,9 @@ from typing import Any
 
 import numpy as np
 
+from perron._typing import FloatArray
 from perron.errors import MixingError, PerronError
-from perron.graph import FloatArray, Graph
+from perron.networks.graph import Graph
 
 
 def fastest_symmetric(graph: Graph, floor: float) -> FloatArray:

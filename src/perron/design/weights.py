@@ -11,8 +11,8 @@ import torch
 from scipy.optimize import minimize
 from torch import Tensor
 
+from perron._typing import FloatArray
 from perron.errors import MixingError
-from perron.graph import FloatArray
 
 FARTHEST = 12.0  # bound on the free numbers: e^-12 is nothing next to the floor, and beyond it gradients vanish
 BALANCED_TO = 1e-13

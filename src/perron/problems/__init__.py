@@ -1,8 +1,5 @@
-"""Problems: local losses with what is known about them."""
+"""What is minimized: local losses, and what is known about them."""
 
-from perron.problems.local import LocalLoss
-from perron.problems.logistic import Logistic
-from perron.problems.neural import Neural
-from perron.problems.quadratic import Quadratic
+import lazy_loader
 
-__all__ = ["LocalLoss", "Logistic", "Neural", "Quadratic"]
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

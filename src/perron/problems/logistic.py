@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 from torch.nn.functional import softplus
 
+from perron._typing import FloatArray
 from perron.errors import PerronError
-from perron.graph import FloatArray
-from perron.keyed import Keyed
-from perron.problem import Problem
+from perron.problems.base import Problem
+from perron.random import Keyed
 
 Start = Literal["equal", "authors", "text"]
 CHUNK = 2**16  # samples that plain torch works on at a time
@@ -36,7 +36,7 @@ class Logistic(Problem):
         batch: B, size of the minibatches, drawn uniformly without replacement for each node and step; None for exact gradients.
         regularization: rho.
         start: where the nodes start, ``(n, d)``; all at zero if None.
-        compiled: whether to use the compiled sums (see `perron.problems.kernels`; samples are then kept in float32, as
+        compiled: whether to use the compiled sums (see `perron.problems._kernels`; samples are then kept in float32, as
             are sums over few of them); by default where numba is installed and d is small.
 
     Example:
@@ -138,7 +138,7 @@ class Logistic(Problem):
         if self.batch is None or self.batch == self.samples:
             return self.local_grads(x)
         if self.compiled:
-            from perron.problems.kernels import minibatch_grads
+            from perron.problems._kernels import minibatch_grads
 
             points = _stacked(x)
             out = np.empty(points.shape)
@@ -151,7 +151,7 @@ class Logistic(Problem):
     def local_grads(self, x: Tensor) -> Tensor:
         """Over all samples of each node."""
         if self.compiled:
-            from perron.problems.kernels import local_grads
+            from perron.problems._kernels import local_grads
 
             points = _stacked(x)
             out = np.empty(points.shape)

@@ -10,20 +10,19 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from perron import augment as augmentations
-from perron import data as datasets
-from perron import models
-from perron.augment import Augmentation
-from perron.data import Images
+from perron._modules import LossAt, averaged
+from perron._registry import named
+from perron._storage.tensorfile import digest
+from perron.data import augment as augmentations
+from perron.data import datasets, models
+from perron.data.augment import Augmentation
+from perron.data.datasets import Images
+from perron.data.partition import deal
 from perron.errors import PerronError
-from perron.flat import LossAt, averaged
-from perron.keyed import Keyed
-from perron.options import named
-from perron.partition import deal
-from perron.problem import Problem
-from perron.problems.batches import Batches
-from perron.problems.stacked import Stacked
-from perron.saved import digest
+from perron.problems._batches import Batches
+from perron.problems._stacked import Stacked
+from perron.problems.base import Problem
+from perron.random import Keyed
 
 AUGMENTATION, DROPOUT = 2, 3  # streams of random numbers, besides that of `Batches`
 CHUNK = 1000  # samples that are evaluated at a time
@@ -43,7 +42,7 @@ class Neural(Problem):
     Args:
         model: a network for a batch of inputs; copied. Its trainable parameters are x.
         data: inputs and targets, for training and for testing, see `perron.data.Images`; bytes or floating-point numbers.
-        parts: for each node, the indices of its training samples; see `perron.partition`.
+        parts: for each node, the indices of its training samples; see `perron.data.partition`.
         batch: samples of each node for a stochastic gradient; None for all (exact gradients).
         loss: ``(outputs, targets) -> mean over the samples``.
         sampling: ``"epochs"``: each node goes through its samples in a random order, then in another, and so on;
@@ -163,7 +162,7 @@ class Neural(Problem):
         evaluate: int | None = None,
         seed: int = 0,
     ) -> Neural:
-        """A network from `perron.models` that classifies a dataset from `perron.data`.
+        """A network from `perron.data.models` that classifies a dataset from `perron.data`.
 
         Args:
             nodes: n.
@@ -171,7 +170,7 @@ class Neural(Problem):
             samples: train on the first so many images only.
             model, width: which network, and how wide: the hidden layers of an mlp, the first channels of the others.
             depth: how many hidden layers an mlp has.
-            partition, concentration, shards: how samples are dealt out, see `perron.partition`.
+            partition, concentration, shards: how samples are dealt out, see `perron.data.partition`.
             batch, sampling, weight_decay, evaluate: as for `Neural`.
             augment: ``"none"``, ``"standard"`` (crop and flip) or ``"authors"``.
             start: ``"common"``: the same initial model for all nodes; ``"own"``: each node has its own.

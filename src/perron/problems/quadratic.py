@@ -8,8 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from perron.keyed import Keyed
-from perron.problem import Problem
+from perron.problems.base import Problem
+from perron.random import Keyed
 
 
 class Quadratic(Problem):

@@ -25,13 +25,13 @@ from typing import Any
 import pandas as pd
 
 from perron import __version__
-from perron.atomic import write_bytes
-from perron.conclusions import conclude
-from perron.conclusions.conclusion import Conclusion
+from perron._storage.atomic import write_bytes
+from perron._storage.jsonable import plain
 from perron.errors import PerronError
-from perron.experiment import Outcome, read_manifest, read_study
-from perron.plain import plain
 from perron.report import charts, curves, facts, networks
+from perron.studies.conclusions import conclude
+from perron.studies.conclusions.base import Conclusion
+from perron.studies.runner import Outcome, read_manifest, read_study
 
 HERE = Path(__file__).parent
 NUMBERS = 300_000  # in all curves of a page together: about 3 MB

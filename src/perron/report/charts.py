@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from perron.conclusions.comparison import FAR
-from perron.conclusions.conclusion import OPTIONS, VARYING, Conclusion, panel_title, spoken, told
-from perron.experiment import Outcome
+from perron.studies.conclusions.base import OPTIONS, VARYING, Conclusion, panel_title, spoken, told
+from perron.studies.conclusions.comparison import FAR
+from perron.studies.runner import Outcome
 
 Rows = list[dict[str, Any]]
 

@@ -7,16 +7,16 @@ from typing import Any
 
 import numpy as np
 
-from perron.advise.adviser import bytes_per_step
-from perron.conclusions.conclusion import OPTIONS, VARYING, Table, spoken, titled
+from perron._typing import FloatArray, IntArray
 from perron.errors import PerronError
-from perron.experiment import Outcome
-from perron.graph import FloatArray, IntArray
-from perron.metrics import BLOCKS, METRICS
-from perron.network import Network
+from perron.networks.facts import Network
 from perron.report.facts import finished
-from perron.run import PROBLEMS, Run, algorithm_of
-from perron.speedup import series
+from perron.simulation.cost import bytes_per_step
+from perron.simulation.metrics import BLOCKS, METRICS
+from perron.studies.conclusions.base import OPTIONS, VARYING, Table, spoken, titled
+from perron.studies.run import PROBLEMS, Run, algorithm_of
+from perron.studies.runner import Outcome
+from perron.studies.statistics import series
 
 FEWEST, MOST = 40, 400  # points of a curve
 LARGE = 600  # nodes, beyond which the bytes of a step are not counted: that takes dense matrices

@@ -6,11 +6,11 @@ import json
 import re
 from typing import Any
 
-from perron.conclusions.conclusion import OPTIONS, VARYING
 from perron.errors import PerronError
-from perron.experiment import Manifest, Outcome
-from perron.run import Run
-from perron.study import Study, load, shipped
+from perron.studies.conclusions.base import OPTIONS, VARYING
+from perron.studies.run import Run
+from perron.studies.runner import Manifest, Outcome
+from perron.studies.spec import Study, load, shipped
 
 TABLES = ("nodes", "lr", "problem")
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 from perron import plots
-from perron.conclusions.conclusion import Table, spoken, strings
+from perron._typing import FloatArray
 from perron.errors import PerronError
-from perron.experiment import Outcome
-from perron.graph import FloatArray, Graph
-from perron.run import Run
-from perron.spectral import MatrixMetrics, NetworkMetrics, describe
+from perron.networks.graph import Graph
+from perron.networks.spectral import MatrixMetrics, NetworkMetrics, describe
+from perron.studies.conclusions.base import Table, spoken, strings
+from perron.studies.run import Run
+from perron.studies.runner import Outcome
 
 MOST_NODES, MOST_EDGES = 120, 2000  # of a network that is drawn in the page
 MOST = 100  # networks

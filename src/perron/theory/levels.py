@@ -8,11 +8,11 @@ from math import isfinite
 import torch
 from torch import Tensor
 
-from perron.algorithm import Algorithm
+from perron.algorithms.base import Algorithm
 from perron.errors import PerronError
-from perron.mixing import Mixing
-from perron.network import Network
-from perron.problem import Problem
+from perron.networks.facts import Network
+from perron.networks.mixing import Mixing
+from perron.problems.base import Problem
 from perron.theory.recursion import (
     LARGEST,
     Recursion,

@@ -30,11 +30,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from perron.algorithm import Algorithm, advance, check_matrices
+from perron.algorithms.base import Algorithm, advance, check_matrices
+from perron.algorithms.node import Handle, Node, Ready, Side
 from perron.errors import PerronError
-from perron.mixing import Mixing
-from perron.network import Network
-from perron.node import Handle, Node, Ready, Side
+from perron.networks.facts import Network
+from perron.networks.mixing import Mixing
 
 TOLERANCE = 1e-9  # by which a conserved quantity may seem not to be, in double precision
 LARGEST = 3000  # unknowns in a dense matrix whose eigenvalues we are ready to wait for

@@ -8,10 +8,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from perron._typing import FloatArray
+from perron.algorithms.node import Side
 from perron.errors import PerronError
-from perron.graph import FloatArray
-from perron.mixing import Mixing
-from perron.node import Side
+from perron.networks.mixing import Mixing
 from perron.theory.recursion import dense, one_thread
 
 LARGEST = 128  # nodes; the derivative of s takes a singular value decomposition of every power

@@ -11,11 +11,11 @@ import torch
 from scipy.sparse.linalg import LinearOperator, eigs
 from torch import Tensor
 
-from perron.algorithm import Algorithm, advance
+from perron.algorithms.base import Algorithm, advance
 from perron.errors import PerronError
-from perron.mixing import Mixing
-from perron.network import Network
-from perron.problem import Problem
+from perron.networks.facts import Network
+from perron.networks.mixing import Mixing
+from perron.problems.base import Problem
 from perron.theory.levels import Around, Closed, around, check_nodes, closed, product, spectral_radius, stationary
 from perron.theory.recursion import LARGEST, as_network, matrix_node, one_thread, unit_recursion
 

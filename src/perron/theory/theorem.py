@@ -22,9 +22,9 @@ from dataclasses import dataclass, replace
 from math import ceil, inf, isfinite, log, sqrt
 
 from perron.errors import SpectralError
-from perron.mixing import Mixing
-from perron.network import Network
-from perron.spectral import contraction, mixing_sum, peak_deviation, period_product, skewness
+from perron.networks.facts import Network
+from perron.networks.mixing import Mixing
+from perron.networks.spectral import contraction, mixing_sum, peak_deviation, period_product, skewness
 
 LARGEST_POWER = 10**15  # A^m is at its limit long before; larger m would only cost squarings
 

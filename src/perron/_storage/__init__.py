@@ -1,0 +1,1 @@
+"""Files that are either complete or absent, and one process at a time on each."""

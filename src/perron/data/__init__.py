@@ -1,0 +1,5 @@
+"""Samples, models, and which node holds which samples."""
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

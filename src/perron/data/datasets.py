@@ -1,0 +1,144 @@
+"""Datasets of images, read from their official files (`fetch.py` gets them). Nothing is downloaded here, nothing is unpickled.
+
+`digits` comes with perron: 1,797 handwritten digits of 8 x 8 pixels, the test set of the UCI data set "Optical Recognition
+of Handwritten Digits" (E. Alpaydin, C. Kaynak 1998, CC BY 4.0), as scikit-learn has it. MNIST and Fashion-MNIST are read from the
+four idx files, gzipped or not, in a directory that is given, or in ``$PERRON_DATA/mnist``, or in ``~/.cache/perron/mnist``;
+CIFAR-10 from the six files of its binary version, likewise, in ``cifar10`` or in ``cifar-10-batches-bin`` within.
+"""
+
+from __future__ import annotations
+
+import gzip
+import os
+import zlib
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from perron._registry import unknown
+from perron.errors import FileError
+
+IDX = {"mnist": "MNIST", "fashion_mnist": "Fashion-MNIST"}
+FILES = ("train-images-idx3-ubyte", "train-labels-idx1-ubyte", "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte")
+CIFAR = (*(f"data_batch_{number}.bin" for number in range(1, 6)), "test_batch.bin")
+FOLDER = "cifar-10-batches-bin"  # into which CIFAR-10's archive unpacks
+PICTURE = (3, 32, 32)  # of CIFAR-10: the planes red, green and blue
+RECORDS = 10_000  # in each of CIFAR-10's files
+TITLES = IDX | {"cifar10": "CIFAR-10"}
+TESTED = 297  # of the digits that come with perron
+
+
+class Images(NamedTuple):
+    """Images ``(samples, channels, height, width)`` and labels ``(samples,)``, as bytes, for training and for testing."""
+
+    images: Tensor
+    labels: Tensor
+    test_images: Tensor
+    test_labels: Tensor
+
+
+def load(name: str, folder: str | Path | None = None) -> Images:
+    """A dataset by name: ``digits``, ``mnist``, ``fashion_mnist`` or ``cifar10``."""
+    if name == "digits":
+        return digits()
+    if name not in TITLES:
+        raise unknown(name, ["digits", *TITLES], "dataset")
+    where = find(name, folder)
+    if where is None:
+        raise FileError(_not_found(name, folder))
+    if name == "cifar10":
+        images, labels = (torch.cat(parts) for parts in zip(*(_cifar(where / file) for file in CIFAR), strict=True))
+        return Images(images[:-RECORDS], labels[:-RECORDS], images[-RECORDS:], labels[-RECORDS:])
+    images, labels, test_images, test_labels = (_idx(where, file) for file in FILES)
+    for pixels, classes, what in ((images, labels, "training"), (test_images, test_labels, "test")):
+        if pixels.ndim != 3 or classes.ndim != 1 or len(pixels) != len(classes):
+            raise FileError(f"{where}: {pixels.shape} {what} images do not go with {classes.shape} labels.")
+    return Images(images[:, None], labels, test_images[:, None], test_labels)
+
+
+def find(name: str, folder: str | Path | None = None) -> Path | None:
+    """The directory that holds all files of a dataset, or None."""
+    return next((place for place in _places(name, folder) if not missing(name, place)), None)
+
+
+def cache(name: str) -> Path:
+    """Where a dataset is kept: in ``$PERRON_DATA``, or in ``~/.cache/perron`` if that is not set or empty."""
+    named = os.environ.get("PERRON_DATA")
+    return (Path(named) if named else Path.home() / ".cache" / "perron") / name
+
+
+def missing(name: str, place: Path) -> list[str]:
+    """The files of a dataset that a directory lacks."""
+    if name == "cifar10":
+        return [file for file in CIFAR if not (place / file).exists()]
+    return [file for file in FILES if not ((place / file).exists() or (place / f"{file}.gz").exists())]
+
+
+def digits() -> Images:
+    """The small digits that come with perron, in a fixed random order; pixels 0 .. 255, 297 of them for testing."""
+    with np.load(Path(__file__).parent / "digits.npz", allow_pickle=False) as content:
+        images = torch.from_numpy(content["images"].astype(np.int64) * 255 // 16).to(torch.uint8)[:, None]
+        labels = torch.from_numpy(content["labels"])
+    order = torch.from_numpy(np.random.default_rng(0).permutation(len(labels)))
+    images, labels = images[order], labels[order]
+    return Images(images[:-TESTED], labels[:-TESTED], images[-TESTED:], labels[-TESTED:])
+
+
+def _places(name: str, folder: str | Path | None) -> list[Path]:
+    """Where to look for a dataset, in this order."""
+    if folder is not None:
+        places = [Path(folder)]
+    else:
+        places = list(dict.fromkeys([cache(name), Path.home() / ".cache" / "perron" / name]))
+    return [each for place in places for each in (place, place / FOLDER)] if name == "cifar10" else places
+
+
+def _not_found(name: str, folder: str | Path | None) -> str:
+    """Which files are missing where some are there, or else what to put where."""
+    places, files = _places(name, folder), CIFAR if name == "cifar10" else FILES
+    remedy = f"perron data fetch {name}{'' if folder is None else f' --to {folder}'}"
+    for place in places:
+        if len(lacking := missing(name, place)) < len(files):
+            return f"{TITLES[name]} is not complete: {place} has no {', '.join(lacking)}. To get it: {remedy}"
+    return (
+        f"{TITLES[name]} was not found; looked in {', '.join(map(str, places))}. To get it: {remedy}; or put its files "
+        f"{', '.join(files)}{'' if name == 'cifar10' else ' (.gz or not)'} into one of them, or set PERRON_DATA."
+    )
+
+
+def _cifar(path: Path) -> tuple[Tensor, Tensor]:
+    """A file of CIFAR-10: 10,000 records of a byte for the label and 3 x 32 x 32 for the picture."""
+    size = 1 + int(np.prod(PICTURE))
+    try:
+        raw = path.read_bytes()
+    except OSError as error:
+        raise FileError(f"{path} cannot be read: {error}.") from None
+    if len(raw) != RECORDS * size:
+        what = "was cut short" if len(raw) < RECORDS * size else "is too long"
+        raise FileError(f"{path} {what}: {len(raw):,} bytes instead of {RECORDS * size:,}.")
+    records = torch.frombuffer(bytearray(raw), dtype=torch.uint8).view(RECORDS, size)
+    if (largest := int(records[:, 0].max())) > 9:
+        raise FileError(f"{path} is not a file of CIFAR-10: it has the label {largest}, beyond 0 .. 9.")
+    return records[:, 1:].reshape(RECORDS, *PICTURE), records[:, 0].clone()
+
+
+def _idx(folder: Path, file: str) -> Tensor:
+    """An idx file of bytes: two zeros, the type 8, the number of axes, their lengths as big-endian 32-bit numbers, the bytes."""
+    path = folder / file if (folder / file).exists() else folder / f"{file}.gz"
+    try:
+        raw = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
+    except (OSError, EOFError, zlib.error) as error:
+        raise FileError(f"{path} cannot be read: {error}.") from None
+    axes = raw[3] if len(raw) >= 4 else 0
+    if raw[:3] != b"\0\0\x08" or not 1 <= axes <= 4 or len(raw) < 4 + 4 * axes:
+        raise FileError(f"{path} is not an idx file of bytes: it starts with {raw[:4].hex(' ')}.")
+    shape = [int(length) for length in np.frombuffer(raw, ">u4", axes, 4)]
+    body = np.frombuffer(raw, np.uint8, offset=4 + 4 * axes)
+    if len(body) != int(np.prod(shape)):
+        raise FileError(
+            f"{path} was cut short: {len(body):,} bytes instead of {int(np.prod(shape)):,} for shape {shape}."
+        )
+    return torch.from_numpy(body.reshape(shape).copy())

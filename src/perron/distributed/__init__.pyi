@@ -1,0 +1,10 @@
+from . import checkpoint as checkpoint
+from .asynchronous import AsynchronousNode as AsynchronousNode
+from .checkpoint_manager import Keeper as Keeper
+from .node import DistributedNode as DistributedNode
+from .node import iterates as iterates
+from .optimizer import Decentralized as Decentralized
+from .setup import close as close
+from .setup import init as init
+from .setup import membership as membership
+from .setup import shutdown as shutdown

@@ -1,0 +1,1 @@
+"""Starting, supervising and restarting the processes of a training."""

@@ -1,0 +1,5 @@
+"""Progress records of simulations, studies and training, and their readers."""
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

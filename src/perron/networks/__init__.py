@@ -1,0 +1,5 @@
+"""Who talks to whom, with what weights: digraphs, mixing matrices, and their spectral facts."""
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

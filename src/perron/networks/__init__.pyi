@@ -1,0 +1,13 @@
+from . import released as released
+from . import spectral as spectral
+from . import topologies as topologies
+from .facts import Network as Network
+from .files import read_graph as read_graph
+from .files import read_matrix as read_matrix
+from .files import read_mixing as read_mixing
+from .files import write_graph as write_graph
+from .files import write_matrix as write_matrix
+from .files import write_mixing as write_mixing
+from .graph import Graph as Graph
+from .mixing import RULES as RULES
+from .mixing import Mixing as Mixing

@@ -1,0 +1,5 @@
+from .base import Problem as Problem
+from .functional import LocalLoss as LocalLoss
+from .logistic import Logistic as Logistic
+from .neural import Neural as Neural
+from .quadratic import Quadratic as Quadratic

@@ -1,0 +1,159 @@
+"""What is minimised: f(x) = (1/n) sum_i f_i(x), each node i holding its own f_i.
+
+A user's own problem is a small class with `grad` and, for what is to be measured, `local_grads`, `loss` and `optimum`.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from perron._storage.tensorfile import digest
+from perron.errors import PerronError
+from perron.random import Keyed
+
+# Central differences: |step| relative to 1 + |x|. Rounding alone would allow less in double precision, but gradients
+# that torch cannot differentiate are often summed up in float32 inside.
+STEPS = {torch.float64: 1e-4, torch.float32: 5e-3}
+APART = 0.05  # so far from central differences, relatively, a derivative by torch is not that of the gradients
+
+
+class Problem(ABC):
+    """n local losses of one vector of length ``dim``. Shapes: points ``(..., n, d)``, one for each node.
+
+    The constants are None where unknown; theory and default steps use them where they are known.
+
+    Attributes:
+        nodes, dim: n and d.
+        smoothness: L, a Lipschitz constant of all local gradients.
+        strong_convexity: mu of the average.
+        noise_std: sigma, with E|noise|^2 = sigma^2 for each node's gradient.
+        optimum: the minimiser of f, ``(d,)``.
+        dtype: the precision it is meant for.
+        in_place: for models so large that copies cost: the simulator keeps the state in place, and
+            ``grad`` takes a further argument ``out``, in which it writes its result.
+        batch_losses: of the last `grad`, the loss of each node on its minibatch, ``(..., n)``; None where not known.
+    """
+
+    nodes: int
+    dim: int
+    smoothness: float | None = None
+    strong_convexity: float | None = None
+    noise_std: float | None = None
+    optimum: Tensor | None = None
+    dtype: torch.dtype = torch.float64
+    in_place: bool = False
+    batch_losses: Tensor | None = None
+
+    @abstractmethod
+    def local_grads(self, x: Tensor) -> Tensor:
+        """The exact gradients of the local losses, each at its own node's point: ``(..., n, d) -> (..., n, d)``."""
+
+    @abstractmethod
+    def loss(self, x: Tensor) -> Tensor:
+        """f at common points: ``(..., d) -> (...)``."""
+
+    def grad(self, x: Tensor, draw: int, random: Keyed) -> Tensor:
+        """Stochastic gradients for draw number ``draw``, with randomness from ``random`` only; exact unless overridden."""
+        return self.local_grads(x)
+
+    def full_grad(self, x: Tensor) -> Tensor:
+        """grad f at common points: ``(..., d) -> (..., d)``."""
+        return self.local_grads(x.unsqueeze(-2).expand(*x.shape[:-1], self.nodes, self.dim)).mean(-2)
+
+    def scores(self, x: Tensor, share: Tensor) -> tuple[Tensor, Tensor]:
+        """Loss and accuracy on the test set at common points ``(..., d)``; what nodes keep to themselves (`memory`) is averaged
+        with the weights ``share``, ``(n,)``."""
+        raise PerronError(
+            f"{type(self).__name__} has no test set; measure loss or grad_norm_sq instead of test_loss and test_accuracy."
+        )
+
+    @property
+    def memory(self) -> dict[str, Tensor]:
+        """What nodes keep besides the model from gradient to gradient, as BatchNorm's statistics; saved with a run."""
+        return {}
+
+    def recall(self, memory: dict[str, Tensor]) -> None:
+        """Go on with what was saved."""
+        if memory:
+            raise PerronError(f"{type(self).__name__} keeps nothing, but {', '.join(memory)} was saved.")
+
+    def fingerprint(self) -> dict[str, Any]:
+        """What sets the problem apart from others, for checkpoints: its numbers, and a hash of its tensors."""
+        own = sorted(vars(self).items())
+        facts = {name: value for name, value in own if isinstance(value, int | float | str)}
+        found = [one for _, value in own for one in (value if isinstance(value, list | tuple) else [value])]
+        return (
+            {"type": type(self).__name__} | facts | {"tensors": digest([one for one in found if torch.is_tensor(one)])}
+        )
+
+    def hessian(self, x: Tensor) -> Tensor:
+        """The second derivative of f at one point, ``(d,) -> (d, d)``; by automatic differentiation unless overridden."""
+        return torch.autograd.functional.hessian(self.loss, x)  # type: ignore[no-untyped-call]
+
+    def hessian_products(self, x: Tensor) -> Callable[[Tensor], Tensor]:
+        """v -> (H_1 v_1, ..., H_n v_n), with H_i the Hessian of f_i at one common point x: ``(n, d) -> (n, d)``.
+
+        By differentiating `local_grads`, in which every node may have a direction of its own, because each gradient
+        depends on its own node's point only; in reverse mode, as Hessians are symmetric. Where torch cannot do that, by
+        central differences of exact gradients,
+
+            (grad f_i(x + h v) - grad f_i(x - h v)) / 2h,    h |v| = 1e-4 (1 + |x|) in double precision, 5e-3 in single,
+
+        off by O(h^2). One direction decides: gradients that are cut off from x somewhere (`detach`) would otherwise have
+        a derivative that is wrong without an error.
+        """
+        points = x.detach().expand(self.nodes, self.dim).contiguous()
+        size = STEPS.get(x.dtype, 5e-3) * (1 + float(x.norm()))
+
+        def differences(v: Tensor) -> Tensor:
+            length = v.norm(dim=-1, keepdim=True)
+            h = size / torch.where(length > 0, length, 1)
+            return (self.local_grads(points + h * v) - self.local_grads(points - h * v)) / (2 * h)
+
+        if self.in_place:  # such gradients are written into memory that torch.func does not follow
+            return differences
+        numbers = torch.randn(self.nodes, self.dim, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+        trial = numbers.to(points)
+        expected = differences(trial)
+        try:
+            pull = torch.func.vjp(self.local_grads, points)[1]
+            found = pull(trial)[0]
+        except (RuntimeError, TypeError, ValueError):  # also what torch raises for operators without a derivative
+            return differences
+        rounding = 100 * torch.finfo(x.dtype).eps / size * float(self.local_grads(points).norm() * trial.norm())
+        close = float((found - expected).norm()) <= APART * float(expected.norm()) + rounding
+        return (lambda v: pull(v)[0]) if close else differences
+
+    def local_hessians(self, x: Tensor) -> Tensor:
+        """The Hessians of the local losses at one common point, ``(d,) -> (n, d, d)``: d products unless overridden."""
+        product, unit = self.hessian_products(x), torch.eye(self.dim, dtype=x.dtype, device=x.device)
+        found = torch.stack([product(row.expand(self.nodes, self.dim).contiguous()) for row in unit], -1)
+        return (found + found.mT) / 2
+
+    def noise_covariances(self, x: Tensor) -> Tensor | None:
+        """Of each node's stochastic gradient at a common point, ``(d,) -> (n, d, d)``; None if unknown."""
+        return None
+
+    def noise_covariance(self, x: Tensor) -> Tensor | None:
+        """Of one node's stochastic gradient at a common point, averaged over the nodes, ``(d, d)``; None if unknown."""
+        each = self.noise_covariances(x)
+        return None if each is None else each.mean(0)
+
+    def to(self, *, dtype: torch.dtype, device: torch.device | str) -> Problem:
+        """The same problem in another precision or on another device; override where there are tensors to move."""
+        return self
+
+    def of_node(self, number: int) -> Problem:
+        """The part of one node, as a problem with a single node; for processes, each of which has its own."""
+        raise PerronError(
+            f"{type(self).__name__} does not say what belongs to a single node: override of_node(number)."
+        )
+
+    def start(self) -> Tensor:
+        """Where runs start unless told otherwise, ``(n, d)``: all nodes at zero."""
+        return torch.zeros(self.nodes, self.dim, dtype=torch.float64)

@@ -1,0 +1,93 @@
+"""Any differentiable function as a problem: write the loss of one node, torch does the rest."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+from torch.func import grad, vmap
+
+from perron.problems.base import Problem
+from perron.random import Keyed
+
+
+class LocalLoss(Problem):
+    """f_i(x) = loss(x, *data_i): a function of one model and one node's data.
+
+    Args:
+        loss: ``(x, *data) -> scalar``, written with torch for ONE node: x is ``(d,)``, each of the data is that node's part. With
+            ``batch``, it is the mean over the samples that it is given.
+        data: tensors whose first axis is the node; with ``batch``, the second axis is the sample.
+        dim: d.
+        batch: stochastic gradients on so many samples, drawn uniformly with replacement for each node and step; None for
+            exact gradients.
+        smoothness: L, if known, for default steps.
+
+    Example, least squares with minibatches of 10:
+        >>> import perron
+        >>> random = torch.Generator().manual_seed(0)
+        >>> features = torch.randn(8, 100, 3, generator=random)
+        >>> targets = features.sum(-1)
+        >>> def squares(x, features, targets):
+        ...     return (features @ x - targets).square().mean() / 2
+        >>> problem = LocalLoss(squares, [features, targets], dim=3, batch=10)
+        >>> mixing = perron.Mixing.uniform(perron.topologies.ring(8))
+        >>> history = perron.simulate(problem, perron.PushPull(), mixing, lr=0.02, steps=300, trials=2)
+        >>> bool(history["grad_norm_sq"][-1].mean() < history["grad_norm_sq"][0].mean() / 10)
+        True
+    """
+
+    def __init__(
+        self,
+        loss: Callable[..., Tensor],
+        data: Sequence[Tensor],
+        *,
+        dim: int,
+        batch: int | None = None,
+        smoothness: float | None = None,
+    ) -> None:
+        if not data or len({part.shape[0] for part in data}) != 1:
+            raise ValueError(
+                f"LocalLoss needs data with the same number of nodes first; got {[tuple(p.shape) for p in data]}."
+            )
+        if batch is not None and (batch < 1 or len({part.shape[1:2] for part in data}) != 1 or data[0].ndim < 2):
+            raise ValueError(
+                f"With batch={batch}, LocalLoss needs batch >= 1 and data of shape (nodes, samples, ...); got "
+                f"{[tuple(p.shape) for p in data]}."
+            )
+        self.nodes, self.dim, self.batch, self.smoothness = data[0].shape[0], dim, batch, smoothness
+        self.data = tuple(part.double() if part.is_floating_point() else part for part in data)
+        self._loss = loss
+        self._grads = vmap(grad(loss))  # over nodes
+        self._losses = vmap(loss, in_dims=(None, *[0] * len(data)))
+
+    def to(self, *, dtype: torch.dtype, device: torch.device | str) -> LocalLoss:
+        """The same problem in another precision or on another device."""
+        moved = LocalLoss(self._loss, self.data, dim=self.dim, batch=self.batch, smoothness=self.smoothness)
+        moved.data = tuple(p.to(device=device, dtype=dtype if p.is_floating_point() else None) for p in self.data)
+        return moved
+
+    def of_node(self, number: int) -> LocalLoss:
+        """One node's data."""
+        mine = [part[number : number + 1] for part in self.data]
+        return LocalLoss(self._loss, mine, dim=self.dim, batch=self.batch, smoothness=self.smoothness)
+
+    def local_grads(self, x: Tensor) -> Tensor:
+        """Over all samples."""
+        flat = x.reshape(-1, self.nodes, self.dim)
+        return torch.stack([self._grads(point, *self.data) for point in flat]).view_as(x)
+
+    def grad(self, x: Tensor, draw: int, random: Keyed) -> Tensor:
+        """Over a minibatch of each node in each trial."""
+        if self.batch is None:
+            return self.local_grads(x)
+        rows = random.integers(draw, self.batch, self.data[0].shape[1])  # (trials, n, batch)
+        node = torch.arange(self.nodes, device=rows.device)[:, None]
+        parts = [part[node, rows] for part in self.data]  # (trials, n, batch, ...)
+        return vmap(self._grads)(x, *parts)
+
+    def loss(self, x: Tensor) -> Tensor:
+        """The average over the nodes, at common points."""
+        flat = x.reshape(-1, self.dim)
+        return torch.stack([self._losses(point, *self.data).mean() for point in flat]).view(x.shape[:-1])

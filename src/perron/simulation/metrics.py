@@ -1,0 +1,342 @@
+"""What is measured, written once for both worlds and outside the algorithms: one number for each trial.
+
+A metric is a function of a `Snapshot`. The paper measures the gradient at three different points; they have names of
+their own. Everything that is squared says so in its name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, TypeVar
+
+import torch
+from torch import Tensor
+
+from perron._registry import unknown
+from perron.algorithms.base import Algorithm
+from perron.algorithms.node import Counting
+from perron.errors import PerronError
+from perron.networks.facts import Network
+from perron.problems.base import Problem
+from perron.simulation._blockwise import stripes
+
+T = TypeVar("T")
+
+
+class Snapshot(NamedTuple):
+    """All that is known after a step.
+
+    ``previous`` is the state before it and ``grads`` the gradients that it used, ``(trials, n, d)`` each; None and empty
+    after step 0, which is the start. Where the state is kept in place (`perron.simulation._blockwise`) there is no previous one.
+    ``notes`` are what metrics share, see `once`.
+    """
+
+    step: int
+    state: Any
+    previous: Any
+    grads: Sequence[Tensor]
+    lr: float | Tensor
+    node: Counting
+    problem: Problem
+    algorithm: Algorithm
+    network: Network
+    notes: dict[str, Any] | None = None
+
+    def once(self, name: str, make: Callable[[], T]) -> T:
+        """What several metrics need and one of them makes."""
+        if self.notes is None:
+            return make()
+        if name not in self.notes:
+            self.notes[name] = make()
+        found: T = self.notes[name]
+        return found
+
+    @property
+    def average(self) -> Tensor:
+        """x-hat, ``(trials, d)``."""
+        return self.algorithm.average(self.state, self.network)
+
+
+Metric = Callable[[Snapshot], Tensor]
+BLOCKS = "residual_block_sq_"  # and the length of the block
+
+
+def grad_norm_sq(now: Snapshot) -> Tensor:
+    """|grad f(x-hat)|^2, the paper's theorem: x-hat = pi_A^T x for Push-Pull."""
+    return _sq(now.problem.full_grad(now.average))
+
+
+def grad_norm_sq_mean(now: Snapshot) -> Tensor:
+    """|grad f(x-bar)|^2 at the plain mean of the models, the authors' code."""
+    return _sq(now.problem.full_grad(now.state.x.mean(-2)))
+
+
+def grad_norm_sq_local(now: Snapshot) -> Tensor:
+    """|mean_i grad f_i(x_i)|^2, the average of local gradients at local models, the paper's appendix."""
+    return _sq(now.problem.local_grads(now.state.x).mean(-2))
+
+
+def loss(now: Snapshot) -> Tensor:
+    """f(x-hat)."""
+    return now.problem.loss(now.average)
+
+
+def loss_mean(now: Snapshot) -> Tensor:
+    """f(x-bar), the loss of the averaged model."""
+    return now.problem.loss(now.state.x.mean(-2))
+
+
+def test_loss(now: Snapshot) -> Tensor:
+    """The averaged model's loss on the test set."""
+    return _tested_mean(now)[0]
+
+
+def test_accuracy(now: Snapshot) -> Tensor:
+    """The share of the test set that the averaged model gets right."""
+    return _tested_mean(now)[1]
+
+
+def test_loss_weighted(now: Snapshot) -> Tensor:
+    """The loss on the test set of x-hat, which is pi_A^T x for Push-Pull."""
+    return _tested_weighted(now)[0]
+
+
+def test_accuracy_weighted(now: Snapshot) -> Tensor:
+    """The share of the test set that x-hat gets right."""
+    return _tested_weighted(now)[1]
+
+
+def test_loss_local(now: Snapshot) -> Tensor:
+    """The nodes' own models' loss on the test set, its mean over the nodes."""
+    return _tested_nodes(now)[0].mean(-1)
+
+
+def test_accuracy_local(now: Snapshot) -> Tensor:
+    """The share of the test set that the nodes' own models get right, its mean over the nodes."""
+    return _tested_nodes(now)[1].mean(-1)
+
+
+def test_loss_worst(now: Snapshot) -> Tensor:
+    """The loss on the test set of the node whose own model is worst."""
+    return _tested_nodes(now)[0].amax(-1)
+
+
+def test_accuracy_worst(now: Snapshot) -> Tensor:
+    """The share of the test set that the node whose own model is worst gets right."""
+    return _tested_nodes(now)[1].amin(-1)
+
+
+def grad_norm_batch(now: Snapshot) -> Tensor:
+    """|mean_i g_i| / sqrt(d) of the last minibatch gradients, the paper's measure for networks; nan at the start.
+
+    Beware: most of it is the noise of the minibatches themselves, sigma / sqrt(n) (d apart): it falls with n whatever the
+    algorithm does.
+    """
+    x = now.state.x
+    if not now.grads:
+        return torch.full(x.shape[:-2], torch.nan)
+    return (_sq(now.grads[-1].mean(-2)) / x.shape[-1]).sqrt()
+
+
+class BatchLoss:
+    """The mean loss of the nodes' minibatches, each at its node's own point, since it was recorded last; nan at the start.
+
+    It costs nothing, but it is a mean over many steps, on augmented images and in training mode. See `loss_mean`.
+    """
+
+    every_step = True
+
+    def __init__(self) -> None:
+        self.__name__ = "batch_loss"
+        self._sum, self._count = torch.empty(0), torch.zeros(())
+
+    def observe(self, now: Snapshot) -> None:
+        """Add the losses of a step."""
+        if not now.step:
+            return
+        if now.problem.batch_losses is None:
+            raise PerronError(
+                f"{type(now.problem).__name__} does not tell the losses of its minibatches; measure loss."
+            )
+        mean = now.problem.batch_losses.mean(-1).double().cpu()
+        self._sum = mean if not self._count else self._sum + mean
+        self._count = self._count + 1
+
+    def __call__(self, now: Snapshot) -> Tensor:
+        """The mean since the last call."""
+        mean = self._sum / self._count if self._count else torch.full(now.state.x.shape[:-2], torch.nan)
+        self._sum, self._count = torch.empty(0), torch.zeros(())
+        return mean
+
+
+def distance_sq(now: Snapshot) -> Tensor:
+    """|x-hat - x*|^2."""
+    return _sq(now.average - _optimum(now))
+
+
+def distance_sq_local(now: Snapshot) -> Tensor:
+    """mean_i |x_i - x*|^2: what the nodes' own models are off by, which does not fall as 1/n."""
+    return _sq(now.state.x - _optimum(now)).mean(-1)
+
+
+def distance_max(now: Snapshot) -> Tensor:
+    """max_i |x_i - x*|, the farthest node."""
+    return _sq(now.state.x - _optimum(now)).amax(-1).sqrt()
+
+
+def consensus_error_sq(now: Snapshot) -> Tensor:
+    """mean_i |x_i - x-hat|^2."""
+    x, center = now.state.x, now.average.unsqueeze(-2)
+    # Stripe by stripe: of a large model a copy would cost memory.
+    return torch.stack([_sq(x[..., part] - center[..., part]) for part in stripes(x)]).sum(0).mean(-1)
+
+
+def tracking_error_sq(now: Snapshot) -> Tensor:
+    """mean_i of the squared distance of tracker y_i from what it tracks: n pi_B[i] g-bar, or pi_A^T (grad / D)."""
+    fields = now.state._fields
+    if "y" not in fields or not {"grad", "scaled"} & set(fields):
+        raise PerronError(
+            f"{now.algorithm.about.title} has no gradient tracker; leave out the metric tracking_error_sq."
+        )
+    y = now.state.y
+    if "scaled" in fields:
+        weights = torch.as_tensor(now.network.pull_perron, dtype=y.dtype, device=y.device)
+        return _sq(y - (weights @ now.state.scaled).unsqueeze(-2)).mean(-1)
+    doubly = now.algorithm.about.matrices.startswith("W")
+    share = (
+        torch.full((now.network.nodes,), 1 / now.network.nodes) if doubly else torch.as_tensor(now.network.push_perron)
+    )
+    return _sq(y - share.to(y)[:, None] * now.state.grad.sum(-2, keepdim=True)).mean(-1)
+
+
+def residual(now: Snapshot) -> Tensor:
+    """eps in x-hat+ = x-hat - factor lr g-bar + eps, ``(trials, d)``: what sets a method apart from centralized SGD."""
+    if now.previous is None and now.step:
+        raise PerronError(f"Residuals are not measured of {type(now.problem).__name__}, whose state is kept in place.")
+    if now.previous is None:
+        return torch.zeros_like(now.average)
+    before = now.algorithm.average(now.previous, now.network)
+    factor = now.algorithm.effective_step(now.network)
+    return now.average - before + factor * (now.lr * now.grads[-1]).mean(-2)
+
+
+def residual_sq(now: Snapshot) -> Tensor:
+    """|eps|^2 of the last step; zero at the start."""
+    return _sq(residual(now))
+
+
+class ResidualBlocks:
+    """|sum of eps over a block of m steps|^2 / m, of the last complete block; nan before.
+
+    For Push-Pull the single residuals do not vanish, but they cancel within a block: this falls as 1/m, which is how the
+    paper proves linear speedup. It must see every step.
+    """
+
+    every_step = True
+
+    def __init__(self, m: int) -> None:
+        if m < 1:
+            raise PerronError(f"A block has at least one step; got m={m}.")
+        self.m = m
+        self.__name__ = f"{BLOCKS}{m}"
+        self._sum = self._last = torch.empty(0)
+
+    def observe(self, now: Snapshot) -> None:
+        """Add the residual of a step."""
+        if not now.step:
+            self._sum = torch.zeros_like(now.average)
+            self._last = torch.full(self._sum.shape[:-1], torch.nan, dtype=self._sum.dtype)
+            return
+        self._sum = self._sum + residual(now)
+        if now.step % self.m == 0:
+            self._last, self._sum = _sq(self._sum) / self.m, torch.zeros_like(self._sum)
+
+    def __call__(self, now: Snapshot) -> Tensor:
+        """The value of the last complete block."""
+        return self._last if now.step else torch.full_like(self._last, torch.nan)
+
+
+def messages(now: Snapshot) -> Tensor:
+    """Messages sent over all edges so far."""
+    return _total(now, now.node.messages)
+
+
+def bytes_sent(now: Snapshot) -> Tensor:
+    """Bytes sent over all edges so far."""
+    return _total(now, now.node.bytes)
+
+
+METRICS: dict[str, Metric] = {
+    metric.__name__: metric
+    for metric in (
+        grad_norm_sq, grad_norm_sq_mean, grad_norm_sq_local, loss, loss_mean, distance_sq, distance_sq_local, distance_max,
+        consensus_error_sq, tracking_error_sq, residual_sq, messages, bytes_sent, test_loss, test_accuracy,
+        test_loss_weighted, test_accuracy_weighted, test_loss_local, test_accuracy_local, test_loss_worst,
+        test_accuracy_worst, grad_norm_batch,
+    )
+}  # fmt: skip
+
+
+def chosen(metrics: Sequence[str | Metric]) -> dict[str, Metric]:
+    """Metrics by name or as functions, checked."""
+    found: dict[str, Metric] = {}
+    for metric in metrics:
+        if isinstance(metric, str):
+            found[metric] = _named(metric)
+        else:
+            found[getattr(metric, "__name__", repr(metric))] = metric
+    return found
+
+
+def _named(name: str) -> Metric:
+    block = name.removeprefix(BLOCKS)
+    if block != name and block.isdecimal():
+        return ResidualBlocks(int(block))
+    if name == "batch_loss":
+        return BatchLoss()
+    if name not in METRICS:
+        raise unknown(name, [*METRICS, "batch_loss", f"{BLOCKS}M"], "metric")  # M: the length of blocks, in steps
+    return METRICS[name]
+
+
+def _tested_mean(now: Snapshot) -> tuple[Tensor, Tensor]:
+    n = now.network.nodes
+    return now.once("test of the mean", lambda: now.problem.scores(now.state.x.mean(-2), torch.full((n,), 1 / n)))
+
+
+def _tested_weighted(now: Snapshot) -> tuple[Tensor, Tensor]:
+    n, pulls = now.network.nodes, now.algorithm.about.matrices in ("A B", "A", "R C")
+    share = torch.as_tensor(now.network.pull_perron) if pulls else torch.full((n,), 1 / n)
+    return now.once("test of x-hat", lambda: now.problem.scores(now.average, share))
+
+
+def _tested_nodes(now: Snapshot) -> tuple[Tensor, Tensor]:
+    """Of each node, ``(trials, n)``."""
+
+    def each() -> tuple[Tensor, Tensor]:
+        units = torch.eye(now.network.nodes)
+        found = [now.problem.scores(x, unit) for x, unit in zip(now.state.x.unbind(-2), units, strict=True)]
+        losses, shares = zip(*found, strict=True)
+        return torch.stack(losses, -1), torch.stack(shares, -1)
+
+    return now.once("test of the nodes", each)
+
+
+def _sq(x: Tensor) -> Tensor:
+    return (x * x).sum(-1)
+
+
+def _optimum(now: Snapshot) -> Tensor:
+    if now.problem.optimum is None:
+        raise PerronError("The optimum of this problem is not known; measure grad_norm_sq or loss instead.")
+    return now.problem.optimum.to(now.state.x)
+
+
+def _total(now: Snapshot, per_edge: dict[Any, int]) -> Tensor:
+    mixing = now.network.mixing
+    sent = 0
+    if per_edge["pull"]:
+        sent += per_edge["pull"] * len(mixing.pull_graph.edges) // len(mixing.sequences[0])
+    if per_edge["push"]:
+        sent += per_edge["push"] * len(mixing.push_graph.edges) // len(mixing.sequences[1])
+    return torch.full((now.state.x.shape[0],), float(sent))

@@ -1,0 +1,9 @@
+from . import executors as executors
+from . import statistics as statistics
+from .conclusions import conclude as conclude
+from .runner import Outcome as Outcome
+from .runner import read_study as read_study
+from .runner import run_study as run_study
+from .spec import Study as Study
+from .spec import load as load
+from .spec import shipped as shipped

@@ -1,0 +1,151 @@
+"""One run of a study: everything that decides its numbers, and the objects that it names."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import fields, replace
+from functools import cached_property
+from inspect import signature
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict
+
+from perron._registry import checked, named, options_of
+from perron.algorithms import ALGORITHMS
+from perron.algorithms.base import Algorithm
+from perron.algorithms.unreliable import Links
+from perron.errors import PerronError
+from perron.networks import released as authors
+from perron.networks import topologies
+from perron.networks.facts import Network
+from perron.networks.graph import Graph
+from perron.networks.mixing import RULES, Mixing
+from perron.problems import Logistic, Neural, Quadratic
+from perron.problems.base import Problem
+
+PROBLEMS: dict[str, Callable[..., Problem]] = {
+    "logistic": Logistic.synthetic,
+    "quadratic": Quadratic.random,
+    "images": Neural.images,
+}
+
+
+class Choice(BaseModel):
+    """A name and its options: ``"ring"`` or ``{ name = "random", probability = 0.5 }``."""
+
+    model_config = ConfigDict(extra="allow", frozen=True)
+    name: str
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """The options that were given."""
+        return dict(self.model_extra or {})
+
+    @property
+    def label(self) -> str:
+        """The name with its options."""
+        given = ", ".join(f"{key}={value}" for key, value in self.options.items())
+        return f"{self.name}({given})" if given else self.name
+
+
+class Run(BaseModel):
+    """One combination: everything that decides its numbers."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+    problem: dict[str, Any]
+    topology: str
+    topology_options: dict[str, Any]
+    nodes: int
+    weights: str
+    network_seed: int
+    algorithm: str
+    algorithm_options: dict[str, Any]
+    lr: float | Literal["default"]
+    equal_effective_step: bool
+    steps: int
+    horizon: float | None
+    every: int | Literal["log"] | None
+    links: dict[str, Any]
+    trials: int
+    seed: int
+    metrics: list[str]
+    final_metrics: list[str]
+    precision: str | None
+    device: str
+
+    @cached_property
+    def key(self) -> str:
+        """A name made of its parameters."""
+        text = json.dumps(self.model_dump(mode="json"), sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+    def __str__(self) -> str:
+        step = f"lr {self.lr:g}" if isinstance(self.lr, float) else "default lr"
+        links = f", links {told}" if (told := Links(**self.links)) else ""
+        return f"{self.algorithm} on {self.topology}({self.nodes}), {self.weights}, {step}, seed {self.seed}{links}"
+
+    @cached_property
+    def columns(self) -> dict[str, Any]:
+        """Each parameter as a column of the results table."""
+        return {
+            "run": self.key,
+            "lr_setting": self.lr if isinstance(self.lr, str) else f"{self.lr:.10g}",
+            "topology": Choice(name=self.topology, **self.topology_options).label,
+            "nodes": self.nodes,
+            "weights": self.weights,
+            "network_seed": self.network_seed,
+            "algorithm": Choice(name=self.algorithm, **self.algorithm_options).label,
+            "trials": self.trials,
+            "seed": self.seed,
+            **{f"link_{name}": value for name, value in self.links.items()},
+            **{f"problem_{name}": value for name, value in self.problem.items()},
+        }
+
+    def build(self) -> tuple[Problem, Algorithm, Mixing]:
+        """The objects it names."""
+        options = {name: value for name, value in self.problem.items() if name != "kind"}
+        problem = PROBLEMS[self.problem["kind"]](self.nodes, **options)
+        algorithm = algorithm_of(self.algorithm, self.algorithm_options)
+        return problem, algorithm, self.mixing()
+
+    def rate(self, algorithm: Algorithm, network: Network, smoothness: float | None) -> tuple[float, int]:
+        """The learning rate and the number of steps."""
+        if self.lr == "default":
+            if smoothness is None:
+                raise PerronError("Without a smoothness constant of the problem there is no default step: set lr.")
+            lr = algorithm.default_lr(network, smoothness)
+        else:
+            lr = self.lr / (algorithm.effective_step(network) if self.equal_effective_step else 1.0)
+        if self.horizon is None:
+            return lr, self.steps
+        step = lr * algorithm.effective_step(network)
+        return lr, min(self.steps, max(1, round(self.horizon / step)))
+
+    def mixing(self) -> Mixing:
+        """The network."""
+        if self.weights == "authors":
+            return named(self.topology, authors.NAMES, "network of the authors")(self.nodes, seed=self.network_seed)
+        rule = RULES[self.weights]
+        return rule(self.graph(), **({"seed": self.network_seed} if "seed" in signature(rule).parameters else {}))
+
+    def graph(self) -> Graph | tuple[Graph, ...]:
+        """Who hears whom, laid out for drawing; of a time-varying network, in each step of its period."""
+        family = topologies.NAMES[self.topology]
+        seed = {"seed": self.network_seed} if "seed" in signature(family).parameters else {}
+        drawn = family(self.nodes, **(seed | self.topology_options))
+        if self.weights != "authors" or isinstance(drawn, tuple):
+            return drawn
+        theirs = self.mixing().pull_graph
+        return Graph(theirs.nodes, theirs.edges, positions=drawn.positions if self.topology == "grid" else None)
+
+
+def algorithm_of(name: str, options: Mapping[str, Any]) -> Algorithm:
+    """The algorithm of that name with some of its hyper-parameters changed."""
+    base: Any = named(name, ALGORITHMS, "algorithm")
+    known = [field.name for field in fields(base)]
+    for key in options:
+        named(key, dict.fromkeys([*known, "weights"]), f"option of {name}")
+    made = {key: getattr(base, key) for key in known if key not in options}
+    return replace(base, **checked(options_of(base.__class__), dict(options) | made).model_dump(include=set(options)))

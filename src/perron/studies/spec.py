@@ -1,0 +1,390 @@
+"""A study as a file: what is run over which networks, with everything that may vary as a list; and the runs it stands for.
+
+Every value that may vary takes one value or a list of them; a study stands for all combinations. A study file is TOML:
+
+    title = "Does Push-Pull speed up on a ring?"
+    conclusion = "speedup"
+    topologies = ["ring"]
+    nodes = [4, 8, 16]
+    algorithms = ["push_pull"]
+    lr = 0.05
+    steps = 2000
+    [problem]
+    kind = "quadratic"
+    noise_std = 0.5
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Callable, Mapping
+from functools import cached_property
+from importlib import resources
+from importlib.util import find_spec
+from itertools import product
+from pathlib import Path
+from typing import Annotated, Any, Literal, TypeVar
+
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
+
+from perron._registry import NAME, checked, named, options_of, told, unknown
+from perron.algorithms.unreliable import Links
+from perron.data.augment import PRESETS
+from perron.data.datasets import TITLES
+from perron.data.models import MODELS
+from perron.data.partition import PARTITIONS
+from perron.errors import PerronError
+from perron.networks import topologies
+from perron.networks.mixing import RULES
+from perron.simulation.history import recorded
+from perron.simulation.metrics import BLOCKS, chosen
+from perron.studies.run import PROBLEMS, Choice, Run, algorithm_of
+from perron.studies.statistics import RECORDS
+
+NAMES: dict[str, Mapping[str, Any]] = {
+    "data": dict.fromkeys(["digits", *TITLES]),
+    "model": MODELS,
+    "partition": PARTITIONS,
+    "augment": PRESETS,
+}
+Scalar = bool | int | float | str | None
+
+
+def _listed(value: Any) -> Any:
+    return value if isinstance(value, list) else [value]
+
+
+def _chosen(value: Any) -> Any:
+    return [{"name": entry} if isinstance(entry, str) else entry for entry in _listed(value)]
+
+
+T = TypeVar("T")
+Rate = Annotated[float, Field(gt=0, allow_inf_nan=False)] | Literal["default"]
+Many = Annotated[list[T], BeforeValidator(_listed), Field(min_length=1)]
+Choices = Annotated[list[Choice], BeforeValidator(_chosen), Field(min_length=1)]
+
+
+class Study(BaseModel):
+    """What a study file says.
+
+    Attributes:
+        title, about: for people.
+        conclusion: what is made of the results; see `perron.studies.conclusions`.
+        problem: ``kind`` and the options of `Logistic.synthetic`, `Quadratic.random` or, for networks that classify images,
+            `Neural.images` (but nodes); ``batch = "all"`` for exact gradients.
+        topologies: names, or tables with options, as ``{ name = "random", probability = 0.5 }``.
+        nodes: node counts, for all topologies; or a table of them by topology (``grid``), or by topology and weights
+            (``"random/authors"``), with ``default`` for the others.
+        weights: names of weight rules, or ``"authors"`` for the networks that the paper's authors released.
+        network_seed: of random topologies and weights.
+        algorithms: names, or tables with options; the option ``weights`` overrides the study's.
+        lr: learning rates, or ``"default"`` for each algorithm's own rule; or a table of them by topology, with ``default`` for
+            the others.
+        equal_effective_step: whether lr is the *effective* step, so that each algorithm gets lr divided by its factor (c for
+            Push-Pull, n for pull-only methods).
+        steps: how many; with ``horizon``, at most so many.
+        horizon: run for horizon / (effective step) steps: small steps get more time.
+        every: measure after every so many steps; ``"log"``; or by default about 200 times.
+        links: ``loss``, ``delay`` and ``repeats`` of links that are not reliable, see `perron.algorithms.unreliable.Links`.
+        trials, seeds: independent runs side by side, for each seed.
+        metrics: names, see `perron.metrics.METRICS`; ``residual_block_sq_20`` sums over blocks of 20 steps.
+        final_metrics: those that are measured after the last step only.
+        accuracies: for the conclusion time_to_accuracy, values of grad_norm_sq to be reached.
+        losses: for the conclusion training, values of the training loss to be reached.
+        precision: ``"float32"`` or ``"float64"``; the problem's own by default.
+        device: where tensors live, as ``"cuda"``.
+        save_every: seconds between two times that a run under way is saved.
+        timeout: minutes after which a run counts as hung.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+    name: Annotated[str, Field(pattern=NAME)] = "study"
+    title: str = ""
+    about: str = ""
+    conclusion: Literal["speedup", "time_to_accuracy", "residual", "comparison", "topologies", "training"] = "speedup"
+    problem: dict[str, Scalar | list[Scalar]] = Field(default_factory=dict, validate_default=True)
+    topologies: Choices
+    nodes: dict[str, Many[Annotated[int, Field(ge=1)]]]
+    weights: Many[str] = Field(default_factory=lambda: ["random_integer"])
+    network_seed: Many[Annotated[int, Field(ge=0)]] = Field(default_factory=lambda: [0])
+    algorithms: Choices = Field(default_factory=lambda: [Choice(name="push_pull")])
+    lr: dict[str, Many[Rate]] = Field(default={"default": ["default"]}, validate_default=True)
+    equal_effective_step: bool = False
+    steps: Annotated[int, Field(ge=0)] = 1000
+    horizon: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
+    every: Annotated[int, Field(ge=1)] | Literal["log"] | None = None
+    links: dict[str, Many[int | float]] = Field(default_factory=dict, validate_default=True)
+    trials: Annotated[int, Field(ge=1)] = 10
+    seeds: Many[int] = Field(default_factory=lambda: [0])
+    metrics: Many[str] = Field(default_factory=lambda: ["grad_norm_sq"])
+    final_metrics: Annotated[list[str], BeforeValidator(_listed)] = Field(default_factory=list)
+    accuracies: Many[Annotated[float, Field(gt=0)]] = Field(default_factory=lambda: [1e-4, 1e-5])
+    losses: Many[Annotated[float, Field(gt=0)]] = Field(default_factory=lambda: [0.3, 0.1, 0.03])
+    precision: Literal["float32", "float64"] | None = None
+    device: str = "cpu"
+    save_every: Annotated[float, Field(ge=0)] = 60.0
+    timeout: Annotated[float, Field(gt=0)] = 120.0
+
+    @field_validator("nodes", "lr", mode="before")
+    @classmethod
+    def _for_all(cls, value: Any) -> Any:
+        return value if isinstance(value, dict) else {"default": value}
+
+    @field_validator("nodes", "lr")
+    @classmethod
+    def _known_topology(cls, value: dict[str, list[Any]], info: Any) -> dict[str, list[Any]]:
+        known = [choice.name for choice in info.data.get("topologies", [])]
+        for name in value:
+            named(name.partition("/")[0], dict.fromkeys([*known, "default"]), "topology of the study's")
+        if "default" not in value and (missing := [name for name in known if name not in value]):
+            raise ValueError(f"nothing for {', '.join(missing)}: add it, or default = ...")
+        return value
+
+    @field_validator("problem")
+    @classmethod
+    def _known_problem(cls, value: dict[str, Any]) -> dict[str, Any]:
+        kind = value.get("kind", "logistic")
+        if not isinstance(kind, str) or kind not in PROBLEMS:
+            raise unknown(kind, PROBLEMS, "kind of problem")
+        given = {key: entry for key, entry in value.items() if key != "kind"}
+        if "batch" in given:
+            exact = [None if one == "all" else one for one in _listed(given["batch"])]
+            given["batch"] = exact if isinstance(given["batch"], list) else exact[0]
+        model = options_of(PROBLEMS[kind], several=True)
+        if empty := [key for key, entry in given.items() if entry == []]:
+            raise ValueError(f"{empty[0]} is an empty list")
+        found = {"kind": kind} | checked(model, given).model_dump()
+        if (
+            kind == "logistic" and found["compiled"] is None
+        ):  # so that results of different sums are not taken for one another
+            found["compiled"] = find_spec("numba") is not None
+        for key, among in NAMES.items() if kind == "images" else ():
+            for name in _listed(found[key]):
+                named(name, among, key)
+        return found
+
+    @field_validator("topologies")
+    @classmethod
+    def _known_topologies(cls, value: list[Choice]) -> list[Choice]:
+        for choice in value:
+            checked(options_of(named(choice.name, topologies.NAMES, "topology")), choice.options)
+        return value
+
+    @field_validator("algorithms")
+    @classmethod
+    def _known_algorithms(cls, value: list[Choice]) -> list[Choice]:
+        for choice in value:
+            options = choice.options
+            weights = options.pop("weights", "uniform")
+            if not isinstance(weights, str):
+                raise ValueError(f"weights of an algorithm is one name; got {weights!r}")
+            cls._known_weights([weights])
+            algorithm_of(choice.name, options)
+        return value
+
+    @field_validator("weights")
+    @classmethod
+    def _known_weights(cls, value: list[str]) -> list[str]:
+        for name in value:
+            named(name, {**RULES, "authors": None}, "weight rule")
+        return value
+
+    @field_validator("links")
+    @classmethod
+    def _known_links(cls, value: dict[str, list[int | float]]) -> dict[str, list[int | float]]:
+        for name, values in value.items():
+            named(name, vars(Links()), "option of links")
+            for one in values:
+                try:
+                    Links(**{name: one})  # type: ignore[arg-type]
+                except PerronError as error:
+                    raise ValueError(str(error)) from None
+        return {name: [default] for name, default in vars(Links()).items()} | value
+
+    @field_validator("metrics", "final_metrics")
+    @classmethod
+    def _known_metrics(cls, value: list[str]) -> list[str]:
+        try:
+            chosen(value)
+        except PerronError as error:
+            raise ValueError(str(error)) from None
+        return value
+
+    @model_validator(mode="after")
+    def _fits_its_conclusion(self) -> Study:
+        """What a conclusion needs is asked for before hours of runs, not after."""
+        used = {*self.weights, *(choice.options.get("weights", self.weights[0]) for choice in self.algorithms)}
+        for key in [*self.nodes, *self.lr]:
+            if "/" in key and key.partition("/")[2] not in used:
+                raise ValueError(f"{key!r} names weights that the study does not use: {', '.join(sorted(used))}")
+        if "authors" in used and (odd := [choice.label for choice in self.topologies if choice.options]):
+            raise ValueError(f"weights: the authors' networks take no options; got {', '.join(odd)}")
+        for need in NEEDS.get(self.conclusion, ()):
+            if said := need(self):
+                raise ValueError(f"conclusion: {self.conclusion} needs {said}")
+        return self
+
+    @cached_property
+    def runs(self) -> list[Run]:
+        """All combinations, in the order of the file's lists."""
+        found = []
+        problems = [
+            dict(zip(self.problem, values, strict=True)) for values in product(*map(_listed, self.problem.values()))
+        ]
+        every_link = [dict(zip(self.links, values, strict=True)) for values in product(*self.links.values())]
+        for problem, topology, links, seed, network_seed in product(
+            problems, self.topologies, every_link, self.seeds, self.network_seed
+        ):
+            for algorithm in self.algorithms:
+                options = algorithm.options
+                own = options.pop("weights", None)
+                for weights in [own] if own else self.weights:
+                    for lr, nodes in product(*(_at(table, topology.name, weights) for table in (self.lr, self.nodes))):
+                        found.append(
+                            Run(
+                                problem=problem,
+                                topology=topology.name,
+                                topology_options=topology.options,
+                                nodes=nodes,
+                                weights=weights,
+                                network_seed=network_seed,
+                                algorithm=algorithm.name,
+                                algorithm_options=options,
+                                lr=lr,
+                                equal_effective_step=self.equal_effective_step,
+                                steps=self.steps,
+                                horizon=self.horizon,
+                                every=self.every,
+                                links=links,
+                                trials=self.trials,
+                                seed=seed,
+                                metrics=self.metrics,
+                                final_metrics=self.final_metrics,
+                                precision=self.precision,
+                                device=self.device,
+                            )
+                        )
+        return list({run.key: run for run in found}.values())
+
+
+def _at(table: Mapping[str, list[Any]], topology: str, weights: str) -> list[Any]:
+    """What a table by topology, or by topology and weights, says of one."""
+    keys = (f"{topology}/{weights}", topology, "default")
+    return next((table[key] for key in keys if key in table), [])
+
+
+def load(name_or_file: str | Path, changes: Mapping[str, Any] | None = None) -> Study:
+    """A study that ships with perron, by name, or a file; with some of its keys changed, as ``{"problem.batch": 50}``."""
+    path = find(name_or_file)
+    try:
+        content = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise PerronError(f"Cannot read the study {path}: {error}.") from None
+    except tomllib.TOMLDecodeError as error:
+        raise PerronError(f"{path} is not a TOML file: {error}.") from None
+    for key, value in (changes or {}).items():
+        _change(content, key, value)
+    try:
+        return Study.model_validate({"name": path.stem} | content)
+    except ValidationError as error:
+        raise PerronError(f"{path.name}: {told(error, Study.model_fields)}") from None
+
+
+def find(name_or_file: str | Path) -> Path:
+    """The file of a study."""
+    path = Path(name_or_file)
+    if path.suffix == ".toml" or len(path.parts) > 1:
+        if not path.is_file():
+            raise PerronError(f"There is no study file {path}.")
+        return path
+    return named(str(name_or_file), shipped(), "study")
+
+
+def shipped() -> dict[str, Path]:
+    """The studies that come with perron."""
+    folder = Path(str(resources.files("perron"))) / "studies" / "shipped"
+    return {path.stem: path for path in sorted(folder.glob("*.toml"))}
+
+
+def parse(pairs: list[str], option: str = "--set") -> dict[str, Any]:
+    """``key=value`` texts with TOML values (or plain words), as changes to a study or to whatever else has keys."""
+    changes = {}
+    for pair in pairs:
+        key, equals, value = pair.partition("=")
+        if not equals or not key:
+            example = "lr=0.01 or problem.batch=50" if option == "--set" else "time=60"
+            raise PerronError(f"{option} takes KEY=VALUE, as {example}; got {pair!r}.")
+        try:
+            changes[key.strip()] = tomllib.loads(f"value = {value}")["value"]
+        except tomllib.TOMLDecodeError:
+            changes[key.strip()] = value.strip()
+    return changes
+
+
+def _change(content: dict[str, Any], key: str, value: Any) -> None:
+    *tables, last = key.split(".")
+    for table in tables:
+        inner = content.setdefault(table, {})
+        if not isinstance(inner, dict):
+            raise PerronError(f"{key} cannot be set: {table} is {inner!r}, not a table.")
+        content = inner
+    content[last] = value
+
+
+def _lacks(metric: str) -> Callable[[Study], str | None]:
+    return lambda study: None if metric in study.metrics else f"the metric {metric}"
+
+
+def _few_records(study: Study) -> str | None:
+    if study.every == "log":
+        return "records at equal distances: every must be a number"
+    many = len(recorded(study.steps, study.every))
+    return (
+        None
+        if many >= RECORDS
+        else f"{RECORDS} records of a run, but steps = {study.steps} and every = {study.every} give {many}"
+    )
+
+
+def _residual_needs(study: Study) -> str | None:
+    if not any(choice.label == "push_pull" for choice in study.algorithms):
+        return "push_pull among the algorithms"
+    lengths = [int(name.removeprefix(BLOCKS)) for name in study.metrics if name.startswith(BLOCKS)]
+    if len(lengths) < 2:
+        return f"two or more metrics {BLOCKS}M, for blocks of M steps"
+    return (
+        f"blocks of at most half the run; got {max(lengths)} of {study.steps} steps"
+        if 2 * max(lengths) > study.steps
+        else None
+    )
+
+
+def _accuracy_needs(study: Study) -> str | None:
+    if any(1 not in counts for counts in study.nodes.values()):
+        return "a run with one node on each topology, to compare with: add 1 to nodes"
+    dials = (study.problem.get("same_hessian"), study.problem.get("heterogeneity"))
+    if study.problem["kind"] == "quadratic" and dials != (True, 0):
+        return "the same function for every number of nodes: set same_hessian = true and heterogeneity = 0"
+    return None
+
+
+def _no_curve(study: Study) -> str | None:
+    wanted = ("loss_mean", "test_accuracy")
+    return None if set(wanted) & set(study.metrics) else f"the metric {' or '.join(wanted)}"
+
+
+NEEDS: dict[str, tuple[Callable[[Study], str | None], ...]] = {
+    "speedup": (_lacks("grad_norm_sq"), _few_records),
+    "comparison": (_lacks("grad_norm_sq"), _few_records),
+    "residual": (_lacks("residual_sq"), _residual_needs, _few_records),
+    "time_to_accuracy": (_lacks("grad_norm_sq"), _accuracy_needs),
+    "training": (_no_curve,),
+}

@@ -1,0 +1,42 @@
+"""Processes that wait for each other, as threads of one."""
+
+import threading
+import time
+
+import torch.distributed as dist
+from kinds import Training, group
+
+from perron.distributed.consistency import gathered
+from perron.distributed.elastic.membership import Epoch, Member
+from perron.distributed.optimizer import Decentralized
+from perron.distributed.process_group import Group
+
+
+def test_a_collective_waits_as_long_as_it_is_told(tmp_path):
+    """And not as long as its group, which is meant for messages."""
+    members, found = [Member(node, str(node), fresh=True, doing="start", step=0) for node in range(2)], {}
+    store = dist.FileStore(str(tmp_path / "store"), 2)
+
+    def come(rank, late):
+        epoch = Epoch(0, members, str(rank), {})
+        epoch.connect(dist.PrefixStore("epoch", store), 1.0)
+        time.sleep(late)
+        found[rank] = gathered(f"text of {rank}", epoch, 20.0)
+        epoch.leave()
+
+    both = [threading.Thread(target=come, args=(rank, 3.0 * rank)) for rank in range(2)]
+    for one in both:
+        one.start()
+    for one in both:
+        one.join()
+    assert found == {rank: ["text of 0", "text of 1"] for rank in range(2)}
+
+
+def test_names_of_trainings_only_grow(tmp_path, monkeypatch):
+    """Whatever the clock says when members change: newer checkpoints must count as newer."""
+    with group():
+        optimizer: Decentralized = Training(tmp_path).optimizer
+        before = optimizer.born
+        monkeypatch.setattr("perron.distributed.optimizer.time.time_ns", lambda: 10**18)  # it was set back
+        optimizer._assemble(Group(), [], 0)
+        assert optimizer.born > before

@@ -1,0 +1,174 @@
+"""One process of the tests of checkpoints. Started by test_optim.py."""
+
+import os
+import re
+import sys
+import warnings
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+import perron
+from perron.distributed import checkpoint
+from perron.distributed.optimizer import Decentralized
+
+RANK, SIZE, FOLDER, PART = int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]), sys.argv[4]
+SAVED = FOLDER / "saved"
+
+
+def made():
+    torch.manual_seed(RANK)
+    model = nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3), nn.Linear(3, 1))
+    return model, Decentralized(model, perron.PushPull(), "exponential", lr=0.05, weights="random_integer")
+
+
+def trained(model, optimizer, steps):
+    for _ in range(steps):
+        optimizer.zero_grad()
+        (model(torch.randn(16, 4)) ** 2).mean().backward()  # data from torch's own random state
+        optimizer.step()
+    return torch.cat([value.flatten().double() for value in model.state_dict().values()])
+
+
+def loaded(optimizer, folder=SAVED):
+    """Load; what is remarked must have been warned of, too."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        found = checkpoint.load(folder, optimizer)
+    said = [str(warning.message) for warning in caught]
+    assert found is None or not found.remark or found.remark in said
+    return found
+
+
+def steps_saved():
+    return sorted(int(path.name.removeprefix("step-")) for path in SAVED.glob("*/step-*"))
+
+
+def flip(path):
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+
+
+def check_resuming():
+    model, optimizer = made()
+    assert checkpoint.load(SAVED, optimizer) is None
+    for epoch in range(4):
+        trained(model, optimizer, 2)
+        checkpoint.save(SAVED, optimizer, notes={"epoch": epoch}, keep=3)
+    whole = trained(model, optimizer, 5)
+    optimizer.close()
+    dist.barrier()
+    assert steps_saved() == [4, 6, 8]
+    model, optimizer = made()
+    found = checkpoint.load(SAVED, optimizer)
+    assert (found.step, found.notes, found.remark) == (8, {"epoch": 3}, "")
+    assert torch.equal(trained(model, optimizer, 5), whole)
+    optimizer.close()
+    try:
+        checkpoint.save(SAVED, optimizer, keep=1)
+    except perron.FileError as error:
+        assert "2 or more" in str(error)
+    else:
+        raise AssertionError
+
+
+def check_damage():
+    (run,) = [entry for entry in SAVED.iterdir() if entry.is_dir()]  # and locks
+    newest = run / "step-0000000008"
+    dist.barrier()
+    if RANK == 1:
+        flip(newest / "node-1.safetensors")
+    dist.barrier()
+    model, optimizer = made()
+    found = loaded(optimizer)
+    assert found.step == 6  # on all nodes, although only one file is damaged
+    damage = (
+        rf"Node 1: {re.escape(str(newest))}/node-1.safetensors is damaged: it has [\d,]+ bytes, with the SHA-256 \w+"
+    )
+    said = "Checkpoints of step 8 are damaged or not there on every node. "
+    assert re.match(said + damage, found.remark), found.remark  # and which file it is, they all know
+    dist.barrier()
+    if RANK == 0:
+        path = run / "step-0000000006" / "node-0.json"
+        path.write_bytes(path.read_bytes()[:-20])
+    dist.barrier()
+    model, optimizer = made()
+    assert loaded(optimizer).step == 4
+    before = trained(model, optimizer, 0)
+    dist.barrier()
+    if RANK == 2:
+        (run / "step-0000000004" / "node-2.json").unlink()
+    dist.barrier()
+    assert loaded(optimizer) is None
+    assert torch.equal(trained(model, optimizer, 0), before)
+    try:
+        checkpoint.save(SAVED, optimizer, notes={"object": object()})
+    except perron.FileError as error:
+        assert "plain JSON" in str(error)
+    else:
+        raise AssertionError
+
+
+def check_another_number_of_nodes():
+    model, optimizer = made()
+    found = loaded(optimizer)
+    assert "saved by 3 nodes, now there are 2" in found.remark
+    moment = max(checkpoint._moments(SAVED))
+    parts = [checkpoint._read(SAVED, moment, number)[1] for number in range(3)]
+    assert torch.allclose(optimizer.algorithm_state.x, torch.stack([part["state.x"] for part in parts]).mean(0))
+    means = torch.stack([part["buffer.1.running_mean"] for part in parts])
+    variances = torch.stack([part["buffer.1.running_var"] for part in parts])
+    assert torch.allclose(model[1].running_var, variances.mean(0) + means.var(0, correction=0))
+    assert optimizer.steps == found.step == 8
+    assert torch.isfinite(trained(model, optimizer, 3)).all()
+    checkpoint.save(SAVED, optimizer)
+    dist.barrier()
+    again = made()[1]
+    assert loaded(again).step == 11  # the new training's, not the old one's
+
+
+def check_asynchronous_nodes_have_no_checkpoints_another():
+    model = nn.Linear(4, 1)
+    optimizer = Decentralized(model, perron.RobustPushPull(), "exponential", lr=0.05, asynchronous=True)
+    for action in (
+        lambda: checkpoint.save(SAVED, optimizer),
+        lambda: checkpoint.load(SAVED, optimizer),
+        lambda: perron.Keeper(SAVED, optimizer),
+    ):
+        try:
+            action()
+        except perron.PerronError as error:
+            assert "asynchronous nodes do not step together" in str(error)
+        else:
+            raise AssertionError
+    optimizer.close()
+
+
+def check_unfinished_saves_of_different_trainings_do_not_mix():
+    folder = FOLDER / "mixed"
+    model, optimizer = made()
+    trained(model, optimizer, 2)
+    checkpoint.save(folder, optimizer)
+    trained(model, optimizer, 2)
+    if RANK != 1:  # node 1 dies before it saves step 4
+        checkpoint.save(folder, optimizer)
+    dist.barrier()
+    model, optimizer = made()
+    assert loaded(optimizer, folder).step == 2
+    trained(model, optimizer, 2)
+    if RANK == 1:  # now the others die before they save step 4
+        checkpoint.save(folder, optimizer)
+    dist.barrier()
+    assert loaded(made()[1], folder).step == 2
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{FOLDER}/store-{PART}", rank=RANK, world_size=SIZE)
+    for name, check in [(name, check) for name, check in globals().items() if name.startswith("check_")]:
+        if PART in name or (PART == "damage" and "resuming" in name):
+            check()
+    os._exit(0)
