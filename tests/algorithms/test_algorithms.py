@@ -7,6 +7,7 @@ from dataclasses import fields, replace
 import numpy as np
 import pytest
 import torch
+from strategies import network_for
 from twins import TWINS
 
 from perron import (
@@ -58,14 +59,6 @@ GOSSIP = ("push_sum", "pull_diag")
 NAMES = [name for name in ALGORITHMS if name not in GOSSIP]
 EXACT = [name for name in NAMES if ALGORITHMS[name].about.exact]
 BIASED = [name for name in NAMES if not ALGORITHMS[name].about.exact]
-
-
-def network_for(algorithm, graph, seed=1):
-    """The kind of network that an algorithm asks for, on (the undirected version of) a graph."""
-    matrices = algorithm.about.matrices
-    if matrices.startswith("W"):
-        return Mixing.metropolis(graph.symmetric())
-    return Mixing.spanning_trees(graph) if matrices == "R C" else Mixing.random_integer(graph, seed=seed)
 
 
 def run(name_or_algorithm, mixing, problem, steps, lr, **options):

@@ -7,15 +7,10 @@ import struct
 import numpy as np
 import pytest
 import torch
+from idx_format import idx
 
 from perron.data import datasets as data
 from perron.errors import PerronError
-
-
-def idx(array):
-    return (
-        bytes([0, 0, 8, array.ndim]) + struct.pack(f">{array.ndim}I", *array.shape) + array.astype(np.uint8).tobytes()
-    )
 
 
 @pytest.fixture

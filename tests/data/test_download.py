@@ -12,7 +12,7 @@ from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 
 import numpy as np
 import pytest
-from test_data import idx
+from idx_format import idx
 from typer.testing import CliRunner
 
 from perron.cli.main import app

@@ -2,16 +2,14 @@
 
 import json
 import re
-import subprocess
-import sys
 from contextlib import nullcontext
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 import worker_asynchronous
 import worker_parity
+from processes import launched, started
 from torch import nn
 
 from perron import PerronError, Problem, PushPull, RobustPushPull, Simulation
@@ -21,25 +19,6 @@ from perron.distributed import node as distributed
 from perron.distributed.optimizer import Decentralized
 from perron.problems import Logistic, Quadratic
 from perron.random import Keyed
-
-
-def started(script, n, folder, *arguments):
-    """A script in n processes, with rank, size and folder as arguments."""
-    command = [sys.executable, str(Path(__file__).parents[1] / "support" / script)]
-    return [
-        subprocess.Popen(
-            [*command, str(rank), str(n), str(folder), *arguments],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(n)
-    ]
-
-
-def launched(script, n, folder, *arguments, timeout=120):
-    """Run it to its end; outputs, errors and exit codes."""
-    return [(*one.communicate(timeout=timeout), one.returncode) for one in started(script, n, folder, *arguments)]
 
 
 def relative(ours, theirs, case):

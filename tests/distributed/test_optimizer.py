@@ -2,7 +2,7 @@
 
 import json
 
-from test_distributed import launched
+from processes import launched
 
 
 def test_the_optimizer(tmp_path):

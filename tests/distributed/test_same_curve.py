@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import worker_same_curve
-from test_distributed import launched
+from processes import launched
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from test_distributed import launched
+from processes import launched
 from worker_two_levels import CASES, DIM, MACHINES, MIXING, SEED, STEPS, WORK, WORKERS
 
 from perron import ALGORITHMS, Problem, Simulation

@@ -12,11 +12,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from network_files import BAD, GRAPHML
 
 from perron import Graph, read_graph, read_matrix, write_graph
 from perron.errors import FileError
 from perron.networks import topologies
-from test_files import BAD, GRAPHML
 
 LABELLED = Graph(4, [(0, 1), (1, 2), (2, 3), (3, 0)], labels=["rome", "oslo", "bonn", "prague"])
 NODES = '<node id="a"/>\n<node id="b"/>\n'

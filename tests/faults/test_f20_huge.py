@@ -75,7 +75,7 @@ def test_f20_a_billion_nodes(how, tmp_path, row):
         "study": ["study", "run", str(file), "--out", str(tmp_path / "out")],
     }[how]
     began = time.perf_counter()
-    done, memory = run("from perron.cli import main\nmain()", tmp_path, *words)
+    done, memory = run("from perron.cli.main import main\nmain()", tmp_path, *words)
     seconds = time.perf_counter() - began
     assert (done.returncode, done.stdout) == (1, "")
     (line,) = done.stderr.splitlines()

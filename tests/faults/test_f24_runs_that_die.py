@@ -5,11 +5,11 @@ import os
 import signal
 
 import pytest
+from study_runs import run_in_background, wait_for
 
 from perron.monitor.records import LIVE
 from perron.studies.runner import _name, read_study
 from perron.studies.spec import load
-from test_study import run_in_background, wait_for
 
 LONG = (0.00025, 0.00026)  # 8000 steps, so that they can be met in the middle
 STUDY = f"""

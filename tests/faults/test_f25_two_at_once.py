@@ -11,9 +11,9 @@ from pathlib import Path
 import psutil
 import pytest
 from kinds import KINDS, group
+from study_runs import LONG, QUICK, run_in_background, wait_for
 
 import perron
-from test_study import LONG, QUICK, run_in_background, wait_for
 
 HERE = Path(__file__).parent
 

@@ -11,7 +11,8 @@ from scipy.stats import chisquare
 
 import perron
 from perron.errors import PerronError
-from perron.problems import Logistic, Quadratic, kernels, logistic
+from perron.problems import Logistic, Quadratic, logistic
+from perron.problems import _kernels as kernels
 from perron.random import Keyed
 from perron.theory import noise_floor
 

@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from test_algorithms import network_for
+from strategies import network_for
 from torch import nn
 from torch.nn.functional import cross_entropy
 

@@ -12,7 +12,7 @@ from typing import ClassVar
 
 import psutil
 import pytest
-from test_study import run_in_background, wait_for
+from study_runs import run_in_background, wait_for
 
 from perron.errors import PerronError
 from perron.studies.executors import Local, Ray, Slurm, chosen

@@ -15,6 +15,7 @@ import numpy as np
 import pandas as pd
 import psutil
 import pytest
+from study_runs import LONG, QUICK, run_in_background, wait_for
 
 from perron import Mixing, PushPull, simulate
 from perron._storage import tensorfile as saved
@@ -26,22 +27,6 @@ from perron.studies import runner as experiment
 from perron.studies.job import Job, do, perform
 from perron.studies.runner import read_study, run_study
 from perron.studies.spec import Study, load, parse, shipped
-
-QUICK = """
-title = "A quick one"
-conclusion = "speedup"
-topologies = ["exponential", "ring"]
-nodes = [2, 4]
-lr = 0.2
-steps = 320
-every = 10
-trials = 6
-seeds = 7
-[problem]
-kind = "quadratic"
-dim = 3
-noise_std = 0.5
-"""
 
 
 @pytest.fixture
@@ -361,31 +346,6 @@ def test_a_run_that_cannot_be_is_named_and_harms_no_other(quick, tmp_path):
     assert set(outcome.table.algorithm) == {"push_pull"}
 
 
-def run_in_background(quick, out, *more):
-    """The command as from a terminal: a process group of its own, and with Ctrl-C (which shells turn off in the background)."""
-    command = [sys.executable, "-m", "perron.cli", "study", "run", str(quick), "--out", str(out), *more]
-    return subprocess.Popen(
-        command,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
-    )
-
-
-def wait_for(condition, seconds=60.0):
-    until = time.monotonic() + seconds
-    while time.monotonic() < until:
-        if found := condition():
-            return found
-        time.sleep(0.05)
-    raise AssertionError("waited in vain")
-
-
-LONG = ["--set", "steps=8000", "--set", "every=200", "--set", "nodes=[2, 3, 4, 5]"]
-
-
 def test_kill_9_in_the_middle_then_the_same_table(quick, tmp_path):
     out = tmp_path / "out"
     process = run_in_background(quick, out, *LONG)
@@ -611,7 +571,7 @@ def test_a_directory_without_results_is_refused(tmp_path):
 
 
 def perron(*arguments, cwd=None):
-    command = [sys.executable, "-m", "perron.cli", *arguments]
+    command = [sys.executable, "-m", "perron", *arguments]
     environment = os.environ | {"COLUMNS": "200"}
     return subprocess.run(command, capture_output=True, text=True, cwd=cwd, env=environment, timeout=120, check=False)
 

@@ -37,3 +37,11 @@ def random_mixing(nodes: int, seed: int, high: int = 9) -> Mixing:
     edges = np.stack([order, np.roll(order, 1)], axis=1)
     extra = rng.integers(0, nodes, size=(2 * nodes, 2))
     return Mixing.random_integer(Graph(nodes, np.concatenate([edges, extra])), high=high, seed=seed)
+
+
+def network_for(algorithm, graph, seed=1):
+    """The kind of network that an algorithm asks for, on (the undirected version of) a graph."""
+    matrices = algorithm.about.matrices
+    if matrices.startswith("W"):
+        return Mixing.metropolis(graph.symmetric())
+    return Mixing.spanning_trees(graph) if matrices == "R C" else Mixing.random_integer(graph, seed=seed)

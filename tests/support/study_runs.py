@@ -1,0 +1,47 @@
+"""A small study, and `perron study run` in a process that can be interrupted or killed."""
+
+import signal
+import subprocess
+import sys
+import time
+
+QUICK = """
+title = "A quick one"
+conclusion = "speedup"
+topologies = ["exponential", "ring"]
+nodes = [2, 4]
+lr = 0.2
+steps = 320
+every = 10
+trials = 6
+seeds = 7
+[problem]
+kind = "quadratic"
+dim = 3
+noise_std = 0.5
+"""
+
+
+LONG = ["--set", "steps=8000", "--set", "every=200", "--set", "nodes=[2, 3, 4, 5]"]
+
+
+def run_in_background(quick, out, *more):
+    """The command as from a terminal: a process group of its own, and with Ctrl-C (which shells turn off in the background)."""
+    command = [sys.executable, "-m", "perron", "study", "run", str(quick), "--out", str(out), *more]
+    return subprocess.Popen(
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )
+
+
+def wait_for(condition, seconds=60.0):
+    until = time.monotonic() + seconds
+    while time.monotonic() < until:
+        if found := condition():
+            return found
+        time.sleep(0.05)
+    raise AssertionError("waited in vain")
