@@ -41,7 +41,7 @@ problem = perron.problems.Neural(
 simulation = perron.Simulation(
     problem=problem,
     algorithm=perron.ALGORITHMS[options.algorithm],
-    mixing=perron.wiring.network(options.graph, options.nodes),
+    mixing=perron.networks.build_network(options.graph, options.nodes),
     lr=options.lr,
 )
 with torch.no_grad():

@@ -45,7 +45,7 @@ MODULES = {
     "speedup": "studies.statistics",
     "study": "studies.spec",
     "topologies": "networks.topologies",
-    "wiring": "distributed.elastic.wiring",
+    "wiring": "networks.builder",
 }
 NAMES = {"Keeper": "distributed.checkpoint_manager"}
 SEARCHED = ("algorithms", "errors")  # every class of these is a name of perron, too

@@ -296,7 +296,7 @@ def test_errors_of_all_kinds(error, code, message, capsys, monkeypatch):
     def fail(*_, **__):
         raise error
 
-    monkeypatch.setattr(cli, "named_network", fail)
+    monkeypatch.setattr(cli.networks, "load_network", fail)
     found, out, err = ran(capsys, "graph", "ring")
     assert (found, out) == (code, "")
     assert message in err
@@ -343,10 +343,9 @@ def test_a_disk_that_is_full():
 
 
 def test_ctrl_c_is_silent():
-    struck = "cli.named_network = lambda *_: os.kill(os.getpid(), signal.SIGINT)"
-    script = (
-        f"import os, signal, sys\nfrom perron import cli\n{struck}\nsys.argv = ['perron', 'graph', 'ring']\ncli.main()"
-    )
+    struck = "cli.networks.load_network = lambda *_: os.kill(os.getpid(), signal.SIGINT)"
+    script = f"import os, signal, sys\nfrom perron.cli import main as cli\n{struck}\n"
+    script += "sys.argv = ['perron', 'graph', 'ring']\ncli.main()"
     command = [sys.executable, "-c", script]
     restore = {"preexec_fn": lambda: signal.signal(signal.SIGINT, signal.default_int_handler)}
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, **restore)
@@ -483,7 +482,7 @@ SLOWER = [*SLOW, "scipy", "numpy"]
 )
 def test_what_is_not_imported(words, absent, tmp_path):
     script = (
-        "import sys\nfrom perron import cli\n"
+        "import sys\nfrom perron.cli import main as cli\n"
         f"code = cli._run({shlex.split(words)!r}, debug=True)\n"
         f"sys.stderr.write(' '.join(name for name in {absent!r} if name in sys.modules))\nsys.exit(code)"
     )
@@ -498,7 +497,7 @@ def test_what_is_not_imported(words, absent, tmp_path):
 @pytest.mark.parametrize("line", ["perron graph ", "perron advise ring --algorithm ", "perron study run "])
 def test_completion_imports_nothing_slow(line):
     script = (
-        "import sys\nfrom perron import cli\ntry:\n    cli._run([], debug=True)\n"
+        "import sys\nfrom perron.cli import main as cli\ntry:\n    cli._run([], debug=True)\n"
         f"finally:\n    sys.stderr.write(' '.join(name for name in {SLOWER!r} if name in sys.modules))"
     )
     environment = os.environ | {

@@ -17,10 +17,11 @@ from worker_elastic import CENTERS
 
 from perron import Mixing
 from perron.cli.main import main
-from perron.distributed.elastic.wiring import among, rewired
+from perron.distributed.elastic.recovery import rebuild_network
 from perron.distributed.launch.launcher import Launcher
 from perron.errors import PerronError
 from perron.networks import topologies
+from perron.networks.restrict import restrict
 from perron.networks.spectral import perron as perron_vector
 
 SUPPORT = Path(__file__).parents[1] / "support"
@@ -286,7 +287,7 @@ def test_the_launcher_runs_plain_torch_scripts(tmp_path):
 def test_what_is_left_of_a_network_mixes_like_the_whole(seed):
     mixing = Mixing.random_integer(topologies.random_digraph(9, seed=seed), seed=seed)
     kept = sorted(np.random.default_rng(seed).choice(9, 5, replace=False).tolist())
-    left = among(mixing, kept)
+    left = restrict(mixing, kept)
     assert left.is_strongly_connected
     for whole, part in ((mixing.pull, left.pull), (mixing.push, left.push)):
         expected = perron_vector(whole)[kept]
@@ -294,17 +295,19 @@ def test_what_is_left_of_a_network_mixes_like_the_whole(seed):
 
 
 def test_a_network_that_cannot_be_rebuilt_is_replaced(caplog):
-    assert rewired("hypercube", [0, 1, 2]).nodes == 3
+    assert rebuild_network("hypercube", [0, 1, 2]).nodes == 3
     assert "hypercube(n) needs a power of two" in caplog.text
-    assert rewired(topologies.ring(4), [0, 1, 2, 3, 7]).nodes == 5  # node 7 is not in it
-    assert rewired(Mixing.spanning_trees(topologies.exponential(4), root=0), [1, 2, 3]).nodes == 3  # without its root
-    assert rewired("ring", [3]).nodes == 1
+    assert rebuild_network(topologies.ring(4), [0, 1, 2, 3, 7]).nodes == 5  # node 7 is not in it
+    assert (
+        rebuild_network(Mixing.spanning_trees(topologies.exponential(4), root=0), [1, 2, 3]).nodes == 3
+    )  # without its root
+    assert rebuild_network("ring", [3]).nodes == 1
     with pytest.raises(PerronError, match="varies in time"):
-        among(Mixing.uniform(topologies.one_peer_exponential(4)), [0, 1, 2])
+        restrict(Mixing.uniform(topologies.one_peer_exponential(4)), [0, 1, 2])
 
 
 def test_rings_close_over_the_lost():
-    left = rewired(topologies.ring(6), [0, 1, 4])
+    left = rebuild_network(topologies.ring(6), [0, 1, 4])
     assert sorted(left.pull_graph.edges.tolist()) == [[0, 1], [1, 2], [2, 0]]
     assert torch.tensor(np.asarray(left.push.sum(0))).tolist() == pytest.approx([1, 1, 1])
 

@@ -13,7 +13,7 @@ from torch.nn.functional import cross_entropy
 from perron import ALGORITHMS, Simulation
 from perron.data import datasets as data
 from perron.distributed import optimizer as optim
-from perron.distributed.elastic import wiring
+from perron.networks.builder import build_network
 from perron.problems import LocalLoss
 from perron.random import NOISE, Keyed
 
@@ -80,7 +80,7 @@ def simulated(case):
     start = flat(model)
     simulation = Simulation(
         problem=LocalLoss(loss, [IMAGES, LABELS], dim=len(start), batch=BATCH), algorithm=ALGORITHMS[algorithm],
-        mixing=wiring.network(graph, NODES, seed=SEED), lr=lr, seed=SEED, start=start.expand(NODES, -1),
+        mixing=build_network(graph, NODES, seed=SEED), lr=lr, seed=SEED, start=start.expand(NODES, -1),
     )  # fmt: skip
     own, right = [], []
     for now in simulation.iterates(STEPS):

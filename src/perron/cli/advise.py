@@ -7,10 +7,22 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from perron import networks
 from perron.cli.app import screen, write_json
-from perron.cli.options import Json, Network, Nodes, Options, Push, Seed, Weights, algorithms, number_option, problems
+from perron.cli.options import (
+    Json,
+    Network,
+    Nodes,
+    Options,
+    Push,
+    Seed,
+    Weights,
+    algorithms,
+    number_option,
+    parsed,
+    problems,
+)
 from perron.errors import PerronError
-from perron.networks.named import is_file, named_network, parsed
 
 if TYPE_CHECKING:
     from perron.advise import Advice, Fit, Needs
@@ -67,15 +79,15 @@ def advise(
     from perron.advise import advise as advised
 
     options = parsed(option or [])
-    drawn, mixing, notes = named_network(network, nodes, weights, seed, options, push)
+    drawn, mixing, notes = networks.load_network(network, nodes, weights, seed, options, push)
     named = mixing.pull_graph if mixing.has_pull else mixing.push_graph
     named = named if isinstance(drawn, tuple) else drawn
     labels = [named.label(node) for node in range(mixing.nodes)]
-    fixed = push is not None or is_file(network)
+    fixed = push is not None or networks.is_file(network)
     needs, more = _needs(mixing, problem, smoothness, noise, gap, steps, dim)
 
     def family(size: int) -> Mixing:
-        return named_network(network, size, weights, seed, options, None)[1]
+        return networks.load_network(network, size, weights, seed, options, None)[1]
 
     found = advised(mixing, needs, algorithms=algorithm, family=None if fixed else family, labels=labels)
     if as_json:

@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from perron import networks
 from perron.cli.app import write_json
 from perron.cli.options import (
     Json,
@@ -19,11 +20,11 @@ from perron.cli.options import (
     goals,
     number_option,
     out_option,
+    parsed,
     weights_option,
     writable,
 )
 from perron.errors import PerronError
-from perron.networks.named import is_file, named_network, parsed
 
 FACTS = ("degree", "slowest_before", "slowest", "proven", "seconds_before", "seconds", "rho_2")  # of chosen links
 
@@ -118,13 +119,13 @@ def design(
 
     writable(out, ".npz")
     if weights is None and (
-        not is_file(network) or (not holds_mixing(network) and (read_matrix(network).data == 1).all())
+        not networks.is_file(network) or (not holds_mixing(network) and (read_matrix(network).data == 1).all())
     ):
         weights = "uniform"
-    graph, start, notes = named_network(network, nodes, weights, seed, parsed(option or []), None)
+    graph, start, notes = networks.load_network(network, nodes, weights, seed, parsed(option or []), None)
     if not isinstance(graph, Graph):
         raise PerronError(f"Weights are designed for graphs that do not vary in time, and {network} does.")
-    two = is_file(network) and holds_mixing(network) and start.has_pull and start.has_push
+    two = networks.is_file(network) and holds_mixing(network) and start.has_pull and start.has_push
     found = designed(
         graph,
         start.push_graph if two else None,

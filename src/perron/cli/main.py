@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from perron import networks
 from perron._registry import unknown
 from perron.cli import advise as advise_cli
 from perron.cli import data as data_cli
@@ -45,9 +46,9 @@ from perron.cli.options import (
     Workers,
     number_option,
     out_option,
+    parsed,
 )
 from perron.errors import FailedError, PerronError
-from perron.networks.named import named_network, parameters, parsed
 
 if TYPE_CHECKING:
     from perron.networks.mixing import Mixing
@@ -171,7 +172,7 @@ def graph(
         return
     from perron.networks import spectral
 
-    drawn, mixing, notes = named_network(network, nodes, weights, seed, parsed(option or []), push)
+    drawn, mixing, notes = networks.load_network(network, nodes, weights, seed, parsed(option or []), push)
     if picture:
         from perron import plots
 
@@ -331,13 +332,15 @@ def _sums_of_powers(mixing: Mixing, power: int) -> dict[str, float]:
 
 
 def _list_topologies(*, as_json: bool) -> None:
+    from inspect import signature
+
     from perron.networks import topologies
 
     found = [
         {
             "name": name,
             "about": (function.__doc__ or "").partition("\n")[0],
-            "options": [option for option in parameters(function) if option != "n"],
+            "options": [option for option in signature(function).parameters if option != "n"],
         }
         for name, function in topologies.NAMES.items()
     ]

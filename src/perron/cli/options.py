@@ -6,6 +6,7 @@ that define them.
 
 from __future__ import annotations
 
+import json
 import os
 from functools import partial
 from pathlib import Path
@@ -181,3 +182,17 @@ def writable(out: Path | None, *suffixes: str) -> None:
         raise PerronError(f"{out}: there is no directory {out.parent}; make it first.")
     if out.is_dir() or not os.access(out.parent, os.W_OK):
         raise PerronError(f"Cannot write to {out}; choose another file.")
+
+
+def parsed(pairs: list[str]) -> dict[str, Any]:
+    """The options given as KEY=NUMBER."""
+    options = {}
+    for pair in pairs:
+        key, equals, value = pair.partition("=")
+        try:
+            options[key] = json.loads(value)
+        except json.JSONDecodeError:
+            equals = ""
+        if not equals or isinstance(options[key], bool) or not isinstance(options[key], int | float):
+            raise PerronError(f"--set takes KEY=NUMBER, as probability=0.5; got {pair!r}.")
+    return options

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from perron import networks
 from perron.cli.app import OUTPUT, App, screen, write_json
-from perron.cli.options import Json, Network, Nodes, Options, SearchSeed, Seed, Weights, number_option, writable
+from perron.cli.options import Json, Network, Nodes, Options, SearchSeed, Seed, Weights, number_option, parsed, writable
 from perron.errors import FailedError, PerronError
-from perron.networks.named import named_network, parsed
 
 if TYPE_CHECKING:
     from perron.paper import Result
@@ -108,7 +108,7 @@ def theorem(
     """
     from perron.theory.theorem import TheoremOne
 
-    _, mixing, _ = named_network(network, nodes, weights, seed, parsed(option or []), None)
+    _, mixing, _ = networks.load_network(network, nodes, weights, seed, parsed(option or []), None)
     constants = {"smoothness": smoothness, "gap": gap, "noise": noise, "steps": steps}
     printed, corrected = (TheoremOne.of(mixing, **constants, corrected=which).rows() for which in (False, True))
     if as_json:

@@ -37,12 +37,13 @@ from perron.algorithms.base import Algorithm
 from perron.distributed.asynchronous import pacing
 from perron.distributed.consistency import compare, gathered, taken, united, versions
 from perron.distributed.elastic.membership import Change, Membership
-from perron.distributed.elastic.wiring import Wiring, network, rewired
+from perron.distributed.elastic.recovery import rebuild_network
 from perron.distributed.flat_parameters import Flat
 from perron.distributed.node import DistributedNode
 from perron.distributed.process_group import START, TIMEOUT, Group, Peers, checked
 from perron.distributed.setup import membership
 from perron.errors import NetworkError, PerronError
+from perron.networks.builder import NetworkLike, build_network
 from perron.networks.facts import Network
 
 WIRES = {None: None, "bf16": torch.bfloat16}
@@ -83,7 +84,7 @@ class Decentralized(torch.optim.Optimizer):
         self,
         params: nn.Module | Iterable[Any],
         algorithm: Algorithm | None = None,
-        graph: Wiring = "one_peer_exponential",
+        graph: NetworkLike = "one_peer_exponential",
         *,
         lr: float,
         weight_decay: float = 0.0,
@@ -279,9 +280,9 @@ class Decentralized(torch.optim.Optimizer):
         """
         weights, seed, wire = (self._settings[name] for name in ("weights", "seed", "wire"))
         if sources or (self._membership is not None and peers.size != self._membership.size):
-            self.mixing = rewired(self._graph, peers.names, self.algorithm, weights=weights, seed=seed)
+            self.mixing = rebuild_network(self._graph, peers.names, self.algorithm, weights=weights, seed=seed)
         else:
-            self.mixing = network(self._graph, peers.size, weights=weights, seed=seed)
+            self.mixing = build_network(self._graph, peers.size, weights=weights, seed=seed)
         self.algorithm.check(Network(self.mixing))
         options: dict[str, Any] = {"timeout": self.timeout, "seed": seed, "wire": WIRES[wire]}
         options |= {"dtype": self._flat.dtype, "device": self._flat.device}

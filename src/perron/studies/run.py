@@ -7,7 +7,6 @@ import json
 from collections.abc import Callable, Mapping
 from dataclasses import fields, replace
 from functools import cached_property
-from inspect import signature
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict
@@ -17,11 +16,10 @@ from perron.algorithms import ALGORITHMS
 from perron.algorithms.base import Algorithm
 from perron.algorithms.unreliable import Links
 from perron.errors import PerronError
-from perron.networks import released as authors
-from perron.networks import topologies
+from perron.networks.builder import add_weights, build_graph, build_released
 from perron.networks.facts import Network
 from perron.networks.graph import Graph
-from perron.networks.mixing import RULES, Mixing
+from perron.networks.mixing import Mixing
 from perron.problems import Logistic, Neural, Quadratic
 from perron.problems.base import Problem
 
@@ -126,15 +124,12 @@ class Run(BaseModel):
     def mixing(self) -> Mixing:
         """The network."""
         if self.weights == "authors":
-            return named(self.topology, authors.NAMES, "network of the authors")(self.nodes, seed=self.network_seed)
-        rule = RULES[self.weights]
-        return rule(self.graph(), **({"seed": self.network_seed} if "seed" in signature(rule).parameters else {}))
+            return build_released(self.topology, self.nodes, seed=self.network_seed)
+        return add_weights(self.graph(), self.weights, seed=self.network_seed)
 
     def graph(self) -> Graph | tuple[Graph, ...]:
         """Who hears whom, laid out for drawing; of a time-varying network, in each step of its period."""
-        family = topologies.NAMES[self.topology]
-        seed = {"seed": self.network_seed} if "seed" in signature(family).parameters else {}
-        drawn = family(self.nodes, **(seed | self.topology_options))
+        drawn = build_graph(self.topology, self.nodes, self.topology_options, seed=self.network_seed)
         if self.weights != "authors" or isinstance(drawn, tuple):
             return drawn
         theirs = self.mixing().pull_graph

@@ -1,0 +1,158 @@
+"""Networks by name: the one place that turns a topology or a file, a weight rule and their options into a `Mixing`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from inspect import signature
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from scipy.sparse import eye_array
+
+from perron._registry import named
+from perron.errors import PerronError
+from perron.networks import released, topologies
+from perron.networks.files import holds_mixing, read_graph, read_matrix, read_mixing
+from perron.networks.graph import Graph
+from perron.networks.mixing import RULES, Mixing
+
+Graphs = Graph | tuple[Graph, ...]  # several: one per step of the period
+NetworkLike = str | Graph | Iterable[Graph] | Mixing | Callable[[int], Any]
+
+
+class Loaded(NamedTuple):
+    """A network that was built from a name or read from a file.
+
+    Attributes:
+        graph: what to draw, with labels and positions.
+        mixing: the network.
+        notes: what was changed or assumed, one sentence each.
+    """
+
+    graph: Graphs
+    mixing: Mixing
+    notes: list[str]
+
+
+def build_network(graph: NetworkLike, nodes: int, *, weights: str = "uniform", seed: int = 0) -> Mixing:
+    """Build a network for a number of nodes.
+
+    Args:
+        graph: the name of a topology, a `Graph`, a sequence of graphs for a network that varies in time, a `Mixing`, or a
+            function that returns one of these for a number of nodes.
+        nodes: number of nodes; only names and functions use it.
+        weights: the weight rule for a graph, see `perron.networks.RULES`.
+        seed: of random topologies and weights.
+
+    Example:
+        >>> build_network("ring", 4).nodes
+        4
+    """
+    if callable(graph) and not isinstance(graph, Graph | Mixing):
+        graph = graph(nodes)
+    if isinstance(graph, Mixing):
+        return graph
+    if isinstance(graph, str):
+        built = build_graph(graph, nodes, seed=seed)
+    else:
+        built = graph if isinstance(graph, Graph) else tuple(graph)  # type: ignore[arg-type]
+    return add_weights(built, weights, seed=seed)
+
+
+network = build_network  # its name in version 0.1
+
+
+def build_graph(topology: str, nodes: int, options: Mapping[str, Any] | None = None, *, seed: int | None = 0) -> Graphs:
+    """Build a topology by its name; ``seed`` goes to random ones only."""
+    family = named(topology.replace("-", "_"), topologies.NAMES, "topology")
+    return _call(family, nodes, (options or {}), seed=seed)
+
+
+def add_weights(graph: Graphs, weights: str, *, seed: int | None = 0) -> Mixing:
+    """Apply a weight rule by its name; ``seed`` goes to random ones only."""
+    rule = named(weights.replace("-", "_"), RULES, "weight rule")
+    return rule(graph, **_seeded(rule, seed))
+
+
+def build_released(name: str, nodes: int, options: Mapping[str, Any] | None = None, *, seed: int | None = 0) -> Mixing:
+    """Build a network as the paper's authors released it."""
+    family = named(name.replace("-", "_"), released.NAMES, "released network")
+    return _call(family, nodes, (options or {}), seed=seed)
+
+
+def load_network(
+    name: str,
+    nodes: int | None = None,
+    weights: str | None = None,
+    seed: int | None = None,
+    options: Mapping[str, Any] | None = None,
+    push: Path | None = None,
+) -> Loaded:
+    """Build a network from a topology's name, or read it from a file; options that would be ignored are refused.
+
+    Args:
+        name: a topology, or a file (anything with a dot or a slash in it).
+        nodes: number of nodes of a topology; 16 by default.
+        weights: a weight rule, ``"authors"`` for a released network, ``"file"`` for the file's own weights.
+        seed: of random topologies and weights.
+        options: further options of the topology.
+        push: a file with the push matrix; ``name`` is then the file with the pull matrix.
+    """
+    if push is not None:
+        _refuse("a file with --push", nodes=nodes, weights=weights, seed=seed, set=options or None)
+        mixing = Mixing(pull=read_matrix(name), push=read_matrix(push), name=f"{name}, {push}")
+        return Loaded(mixing.pull_graph, mixing, [])
+    if is_file(name):
+        _refuse("a file", nodes=nodes, set=options or None)
+        return _from_file(Path(name), weights, seed)
+    nodes = 16 if nodes is None else nodes
+    graph = build_graph(name, nodes, options, seed=seed or 0)
+    if weights == "authors":
+        mixing = build_released(name, nodes, options, seed=seed)
+        return Loaded(mixing.pull_graph, mixing, [])
+    notes = [graph.note] if isinstance(graph, Graph) and graph.note else []
+    return Loaded(graph, add_weights(graph, weights or "random_integer", seed=seed or 0), notes)
+
+
+def is_file(name: str) -> bool:
+    """Whether a name stands for a file, not a topology."""
+    return "." in name or "/" in name
+
+
+def _from_file(path: Path, weights: str | None, seed: int | None) -> Loaded:
+    if holds_mixing(path):
+        _refuse("a file that holds both matrices", weights=weights, seed=seed)
+        mixing = read_mixing(path)
+        return Loaded(mixing.pull_graph if mixing.has_pull else mixing.push_graph, mixing, [])
+    graph, matrix, notes = read_graph(path), read_matrix(path), []
+    if weights is None:
+        weights = "random_integer" if (matrix.data == 1).all() else "file"
+    if not len(graph.self_loops):
+        graph = graph.with_self_loops()
+        notes.append("the file has no self-loops; every node was given one")
+        if weights == "file":
+            notes[-1] += ", of weight 1"
+            matrix = matrix + eye_array(graph.nodes)
+    if weights.replace("-", "_") != "spanning_trees":  # which need a common root only
+        graph.check_strongly_connected()  # here, where nodes have the labels of the file
+    if weights == "file":
+        _refuse("the file's own weights", seed=seed)
+        return Loaded(graph, Mixing.normalized(matrix, name=f"{path.name}, its own weights"), notes)
+    return Loaded(graph, add_weights(graph, weights, seed=seed or 0), notes)
+
+
+def _call(family: Callable[..., Any], nodes: int, options: Mapping[str, Any], *, seed: int | None) -> Any:
+    known = {name: None for name in signature(family).parameters if name != "n"}
+    for key in options:
+        named(key, known, f"option of {family.__name__}")
+    return family(nodes, **(_seeded(family, seed) | dict(options)))
+
+
+def _seeded(function: Callable[..., Any], seed: int | None) -> dict[str, int]:
+    return {"seed": seed} if seed is not None and "seed" in signature(function).parameters else {}
+
+
+def _refuse(what: str, **options: object) -> None:
+    for name, value in options.items():
+        if value is not None:
+            raise PerronError(f"--{name} does not go with {what}; leave it out.")
