@@ -1,22 +1,46 @@
-"""The optimizer in plain PyTorch code, in real processes."""
+"""The optimizer in plain PyTorch code, in real processes: every check of two scripts is a test.
 
-import json
+The processes are started once, and run the checks that were selected: ``scripts/test -k clipping`` runs one.
+"""
 
-from processes import launched
-
-
-def test_the_optimizer(tmp_path):
-    n = 4
-    outputs = launched("worker_training.py", n, tmp_path)
-    found = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(n)]
-    wrong = {f"{check}, rank {rank}": said for rank in range(n) for check, said in found[rank].items() if said}
-    assert not wrong, "\n".join(f"{where}:\n{said}" for where, said in wrong.items())
-    assert len(found[0]) >= 17, outputs
+import pytest
+from processes import checks_of, run_checks, selected
 
 
-def test_checkpoints_resume_survive_damage_and_other_numbers_of_nodes(tmp_path):
-    whole, damaged = tmp_path / "whole", tmp_path / "damaged"
-    for folder, n, part in ((whole, 3, "resuming"), (whole, 2, "another"), (whole, 3, "mix"), (damaged, 3, "damage")):
-        folder.mkdir(exist_ok=True)
-        for _, error, code in launched("worker_checkpoints.py", n, folder, part):
-            assert code == 0, error
+@pytest.fixture(scope="module")
+def training(request, tmp_path_factory):
+    """What went wrong in each check, in a group of four processes."""
+    return run_checks(
+        "worker_training.py", 4, tmp_path_factory.mktemp("training"), selected(request, "test_the_optimizer")
+    )
+
+
+@pytest.mark.xdist_group("optimizer")
+@pytest.mark.parametrize("check", checks_of("worker_training.py"))
+def test_the_optimizer(training, check):
+    assert not training[check], training[check]
+
+
+ANOTHER = "another_number_of_nodes"  # goes on from what three nodes have saved
+
+
+@pytest.fixture(scope="module")
+def checkpoints(request, tmp_path_factory):
+    """A folder, and what went wrong in each check, in a group of three processes."""
+    folder = tmp_path_factory.mktemp("checkpoints")
+    names = dict.fromkeys(["resuming", *selected(request, "test_checkpoints")])  # others need what it has saved
+    return folder, run_checks("worker_checkpoints.py", 3, folder, names)
+
+
+@pytest.mark.xdist_group("checkpoints")
+@pytest.mark.parametrize("check", [name for name in checks_of("worker_checkpoints.py") if name != ANOTHER])
+def test_checkpoints(checkpoints, check):
+    assert not checkpoints[1][check], checkpoints[1][check]
+
+
+@pytest.mark.xdist_group("checkpoints")
+def test_checkpoints_of_another_number_of_nodes(checkpoints):
+    folder, wrong = checkpoints
+    assert not wrong["resuming"]
+    found = run_checks("worker_checkpoints.py", 2, folder, [ANOTHER])
+    assert not found[ANOTHER], found[ANOTHER]

@@ -1,13 +1,20 @@
-"""Scripts of this folder, run in several processes."""
+"""Scripts of this folder, run in several processes, and functions of a script that are tests of their own."""
 
+import ast
+import json
 import subprocess
 import sys
+import time
+import traceback
 from pathlib import Path
+
+HERE = Path(__file__).parent
+LONG = 600.0  # seconds that nothing takes unless it hangs, not even on a machine with much else to do
 
 
 def started(script, n, folder, *arguments):
     """A script in n processes, with rank, size and folder as arguments."""
-    command = [sys.executable, str(Path(__file__).parent / script)]
+    command = [sys.executable, str(HERE / script)]
     return [
         subprocess.Popen(
             [*command, str(rank), str(n), str(folder), *arguments],
@@ -19,6 +26,71 @@ def started(script, n, folder, *arguments):
     ]
 
 
-def launched(script, n, folder, *arguments, timeout=120):
+def launched(script, n, folder, *arguments, timeout=LONG):
     """Run it to its end; outputs, errors and exit codes."""
-    return [(*one.communicate(timeout=timeout), one.returncode) for one in started(script, n, folder, *arguments)]
+    deadline = time.monotonic() + timeout
+    processes = started(script, n, folder, *arguments)
+    try:
+        return [(*one.communicate(timeout=deadline - time.monotonic()), one.returncode) for one in processes]
+    finally:
+        for one in processes:
+            one.kill()
+
+
+# ---- functions named check_... of a script, which all processes of a group run together
+
+
+def checks_of(script):
+    """The names of the checks of a script, without importing it."""
+    tree = ast.parse((HERE / script).read_text())
+    names = [node.name for node in tree.body if isinstance(node, ast.FunctionDef)]
+    return [name.removeprefix("check_") for name in names if name.startswith("check_")]
+
+
+def selected(request, test):
+    """The checks that a parametrized test is to report in this session (-k may leave some out)."""
+    items = [item for item in request.session.items if getattr(item, "originalname", "") == test]
+    return [item.callspec.params["check"] for item in items]
+
+
+def run_checks(script, n, folder, names):
+    """Run checks in one group of n processes; for each of them what went wrong, "" if nothing did.
+
+    The processes stop at the first check that fails, because some of them may wait for others then. What is left is run by
+    new processes, so that every check has a result of its own.
+    """
+    results, left = {}, list(names)
+    while left:
+        (folder / "store").unlink(missing_ok=True)
+        outputs = launched(script, n, folder, *left)
+        lines = [path.read_text().splitlines() if path.exists() else [] for path in _results(folder, n)]
+        for path in _results(folder, n):
+            path.unlink(missing_ok=True)
+        told = [dict(map(json.loads, each)) for each in lines]
+        for name in list(left):
+            wrong = [f"rank {rank}:\n{each[name]}" for rank, each in enumerate(told) if each.get(name)]
+            silent = [f"rank {rank} ended:\n{outputs[rank][1]}" for rank, each in enumerate(told) if name not in each]
+            results[name] = "\n".join(wrong + silent)
+            left.remove(name)
+            if results[name]:
+                break
+    return results
+
+
+def report_checks(namespace):
+    """In a process of the group: run the checks that are named after rank, size and folder, up to the first that fails."""
+    rank, n, folder, *names = sys.argv[1:]
+    with _results(Path(folder), int(n))[int(rank)].open("w", buffering=1) as file:
+        for name in names:
+            wrong = ""
+            try:
+                namespace[f"check_{name}"]()
+            except Exception:
+                wrong = traceback.format_exc()
+            file.write(json.dumps([name, wrong]) + "\n")
+            if wrong:
+                break
+
+
+def _results(folder, n):
+    return [folder / f"checks-{rank}.jsonl" for rank in range(n)]

@@ -1,20 +1,22 @@
-"""One process of the tests of checkpoints. Started by test_optim.py."""
+"""One process of the tests of checkpoints. Started by test_optimizer.py."""
 
 import os
 import re
+import shutil
 import sys
 import warnings
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from processes import report_checks
 from torch import nn
 
 import perron
 from perron.distributed import checkpoint
 from perron.distributed.optimizer import Decentralized
 
-RANK, SIZE, FOLDER, PART = int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]), sys.argv[4]
+RANK, SIZE, FOLDER = int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3])
 SAVED = FOLDER / "saved"
 
 
@@ -76,14 +78,19 @@ def check_resuming():
 
 
 def check_damage():
-    (run,) = [entry for entry in SAVED.iterdir() if entry.is_dir()]  # and locks
+    """Of a copy of what was saved."""
+    saved = FOLDER / "damaged"
+    if RANK == 0:
+        shutil.copytree(SAVED, saved, ignore=shutil.ignore_patterns("*.lock"))
+    dist.barrier()
+    (run,) = [entry for entry in saved.iterdir() if entry.is_dir()]
     newest = run / "step-0000000008"
     dist.barrier()
     if RANK == 1:
         flip(newest / "node-1.safetensors")
     dist.barrier()
     model, optimizer = made()
-    found = loaded(optimizer)
+    found = loaded(optimizer, saved)
     assert found.step == 6  # on all nodes, although only one file is damaged
     damage = (
         rf"Node 1: {re.escape(str(newest))}/node-1.safetensors is damaged: it has [\d,]+ bytes, with the SHA-256 \w+"
@@ -96,16 +103,16 @@ def check_damage():
         path.write_bytes(path.read_bytes()[:-20])
     dist.barrier()
     model, optimizer = made()
-    assert loaded(optimizer).step == 4
+    assert loaded(optimizer, saved).step == 4
     before = trained(model, optimizer, 0)
     dist.barrier()
     if RANK == 2:
         (run / "step-0000000004" / "node-2.json").unlink()
     dist.barrier()
-    assert loaded(optimizer) is None
+    assert loaded(optimizer, saved) is None
     assert torch.equal(trained(model, optimizer, 0), before)
     try:
-        checkpoint.save(SAVED, optimizer, notes={"object": object()})
+        checkpoint.save(saved, optimizer, notes={"object": object()})
     except perron.FileError as error:
         assert "plain JSON" in str(error)
     else:
@@ -130,7 +137,7 @@ def check_another_number_of_nodes():
     assert loaded(again).step == 11  # the new training's, not the old one's
 
 
-def check_asynchronous_nodes_have_no_checkpoints_another():
+def check_asynchronous_nodes_have_no_checkpoints():
     model = nn.Linear(4, 1)
     optimizer = Decentralized(model, perron.RobustPushPull(), "exponential", lr=0.05, asynchronous=True)
     for action in (
@@ -167,8 +174,6 @@ def check_unfinished_saves_of_different_trainings_do_not_mix():
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{FOLDER}/store-{PART}", rank=RANK, world_size=SIZE)
-    for name, check in [(name, check) for name, check in globals().items() if name.startswith("check_")]:
-        if PART in name or (PART == "damage" and "resuming" in name):
-            check()
+    dist.init_process_group("gloo", init_method=f"file://{FOLDER}/store", rank=RANK, world_size=SIZE)
+    report_checks(globals())
     os._exit(0)

@@ -1,15 +1,14 @@
-"""One process of the optimizer's tests: plain PyTorch code, check by check. Started by test_optim.py."""
+"""One process of the optimizer's tests: plain PyTorch code, check by check. Started by test_optimizer.py."""
 
 import gc
-import json
 import os
 import sys
-import traceback
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
 import worker_parity
+from processes import report_checks
 from torch import nn
 
 import perron
@@ -474,14 +473,6 @@ def check_clipping():
 if __name__ == "__main__":
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{FOLDER}/store", rank=RANK, world_size=SIZE)
-    found = {}
-    for name, check in [(name, check) for name, check in globals().items() if name.startswith("check_")]:
-        try:
-            check()
-            found[name] = ""
-        except Exception:
-            found[name] = traceback.format_exc()
-            break  # the other processes may be waiting; they time out and say so
-    (FOLDER / f"{RANK}.json").write_text(json.dumps(found))
+    report_checks(globals())
     sys.stdout.flush()
-    os._exit(0)  # without waiting for what a failed check left under way
+    os._exit(0)  # without waiting for operations that a failed check left in flight
