@@ -1,4 +1,4 @@
-"""Names and options that people type: found, or refused with what there is."""
+"""Look up names and validate options that users type; an unknown one is refused with a list of those that exist."""
 
 from __future__ import annotations
 
@@ -15,16 +15,18 @@ if TYPE_CHECKING:  # imported where it is needed: it takes a while, and most com
     from pydantic import BaseModel, ValidationError
 
 T = TypeVar("T")
-# Parts of an error's place that say which of several types was tried; parts of its text that say nothing.
-SHAPES = re.compile(r"bool|int|float|str|none|constrained-\w+|(literal|list|dict|nullable|function-\w+|union)\[.*\]")
-EXPECTED = re.compile(r"^Input should be |, unable to parse .*$")
-WORDS = {"a valid dictionary or instance of Choice": "a name, or a table with a name"}
+# Parts of an error's location that name the member of a union that pydantic tried, and parts of its text without information.
+UNION_MEMBERS = re.compile(
+    r"bool|int|float|str|none|constrained-\w+|(literal|list|dict|nullable|function-\w+|union)\[.*\]"
+)
+BOILERPLATE = re.compile(r"^Input should be |, unable to parse .*$")
+WORDING = {"a valid dictionary or instance of Choice": "a name, or a table with a name"}
 
 
-def named(name: str, among: Mapping[str, T], kind: str) -> T:
-    """What is called so, or an error with the nearest name that there is.
+def lookup(name: str, among: Mapping[str, T], kind: str) -> T:
+    """Return the entry with this name, or raise an error that suggests the nearest one.
 
-    >>> named("rign", {"ring": 1, "grid": 2}, "topology")
+    >>> lookup("rign", {"ring": 1, "grid": 2}, "topology")
     Traceback (most recent call last):
     perron.errors.UnknownNameError: There is no topology 'rign'; did you mean 'ring'? There are: ring, grid.
     """
@@ -34,19 +36,19 @@ def named(name: str, among: Mapping[str, T], kind: str) -> T:
 
 
 def unknown(name: object, among: Iterable[str], kind: str) -> UnknownNameError:
-    """The error about a name that does not exist, with the nearest that does."""
+    """Return the error for a name that does not exist; it suggests the nearest one that does."""
     from difflib import get_close_matches
 
     known = list(among)
-    by_case = {one.lower().replace("-", "_"): one for one in known}
+    by_case = {candidate.lower().replace("-", "_"): candidate for candidate in known}
     close = get_close_matches(str(name).lower().replace("-", "_"), by_case, n=1)
     hint = f"; did you mean {by_case[close[0]]!r}?" if close else "."
     return UnknownNameError(f"There is no {kind} {name!r}{hint} There are: {', '.join(known) or 'none'}.")
 
 
 @lru_cache
-def options_of(function: Any, *, several: bool = False) -> type[BaseModel]:
-    """A model of a function's options, made from its signature; with ``several``, each may be a list."""
+def options_model(function: Any, *, several: bool = False) -> type[BaseModel]:
+    """Return a pydantic model of a function's options, from its signature; with ``several``, each may be a list."""
     from inspect import Parameter, signature
 
     from pydantic import ConfigDict, create_model
@@ -63,47 +65,43 @@ def options_of(function: Any, *, several: bool = False) -> type[BaseModel]:
     return create_model(function.__name__, __config__=config, **options)
 
 
-def checked(model: type[BaseModel], given: dict[str, Any]) -> BaseModel:
-    """Options that fit a model; an unknown one is refused with those that there are."""
+def validate(model: type[BaseModel], options: dict[str, Any]) -> BaseModel:
+    """Validate options against a model; an unknown option is refused with a list of those that exist."""
     from pydantic import ValidationError
 
-    for key in given:
-        named(key, model.model_fields, "option")
+    for key in options:
+        lookup(key, model.model_fields, "option")
     try:
-        return model.model_validate(given)
+        return model.model_validate(options)
     except ValidationError as error:
-        raise UnknownNameError(told(error)) from None
+        raise UnknownNameError(format_errors(error)) from None
 
 
-def told(error: ValidationError, known: Iterable[str] = ()) -> str:
-    """All that is wrong with what was given: each key, what it may be, and what it was."""
-    at: dict[str, list[Any]] = {}
-    for problem in error.errors():
-        parts = [str(part) for part in problem["loc"] if not SHAPES.fullmatch(str(part))]
+def format_errors(error: ValidationError, known: Iterable[str] = ()) -> str:
+    """Return all that a validation found, in one line: for each key what is allowed and what was given."""
+    by_key: dict[str, list[Any]] = {}  # a key with a union type has an error for each of its members
+    for details in error.errors():
+        parts = [str(part) for part in details["loc"] if not UNION_MEMBERS.fullmatch(str(part))]
         key = ".".join(part if part.isprintable() else repr(part) for part in parts)
-        at.setdefault(key, []).append(problem)  # a key that may be this or that has a problem with each
-    return "; ".join(_said(key, problems, known) for key, problems in at.items())
+        by_key.setdefault(key, []).append(details)
+    return "; ".join(_format_key(key, errors, known) for key, errors in by_key.items())
 
 
-def _said(key: str, problems: list[Any], known: Iterable[str]) -> str:
-    """What is wrong with one key."""
-    first = problems[0]
+def _format_key(key: str, errors: list[Any], known: Iterable[str]) -> str:
+    first = errors[0]
     if first["type"] == "extra_forbidden":
         return str(unknown(key, known, "key"))
     if first["type"] == "missing":
-        said = "it is needed, and is not there"
+        text = "it is required, but missing"
     elif first["type"] == "value_error":
-        said = first["msg"].removeprefix("Value error, ")
-    elif first["type"] == "literal_error" and len(problems) == 1 and isinstance(first["input"], str):
-        said = str(unknown(first["input"], _choices(first["ctx"]["expected"]), key))
+        text = first["msg"].removeprefix("Value error, ")
+    elif first["type"] == "literal_error" and len(errors) == 1 and isinstance(first["input"], str):
+        choices = first["ctx"]["expected"].split("'")[1::2]  # of pydantic's "'a', 'b' or 'c'"
+        text = str(unknown(first["input"], choices, key))
     elif not first["msg"].startswith("Input should be "):
-        said = f"{first['msg'][0].lower()}{first['msg'][1:]}; got {brief(first['input'])}"
+        text = f"{first['msg'][0].lower()}{first['msg'][1:]}; got {brief(first['input'])}"
     else:
-        allowed = dict.fromkeys(EXPECTED.sub("", one["msg"]) for one in problems)
-        said = f"input should be {' or '.join(WORDS.get(one, one) for one in allowed)}; got {brief(first['input'])}"
-    return f"{key}: {said}" if key else said
-
-
-def _choices(expected: str) -> list[str]:
-    """The names in pydantic's ``'a', 'b' or 'c'``."""
-    return expected.split("'")[1::2]
+        allowed = dict.fromkeys(BOILERPLATE.sub("", details["msg"]) for details in errors)
+        wanted = " or ".join(WORDING.get(phrase, phrase) for phrase in allowed)
+        text = f"input should be {wanted}; got {brief(first['input'])}"
+    return f"{key}: {text}" if key else text

@@ -15,8 +15,8 @@ import pytest
 import typer
 
 from perron import design
-from perron._registry import named, options_of, unknown
-from perron._storage.jsonable import document, plain
+from perron._registry import lookup, options_model, unknown
+from perron._storage.jsonable import to_json, to_jsonable
 from perron.algorithms import ALGORITHMS
 from perron.cli import main as cli
 from perron.cli import options as arguments
@@ -140,8 +140,8 @@ def parsed(text):
 
 def test_plain_values():
     given = {"a": np.float64("nan"), "b": (np.arange(2), float("inf")), 3: Path("x"), "d": None, "e": np.bool_(True)}
-    assert plain(given) == {"a": None, "b": [[0, 1], None], "3": "x", "d": None, "e": True}
-    assert parsed(document(given))["e"] is True
+    assert to_jsonable(given) == {"a": None, "b": [[0, 1], None], "3": "x", "d": None, "e": True}
+    assert parsed(to_json(given))["e"] is True
 
 
 @pytest.fixture
@@ -277,7 +277,7 @@ def test_what_is_wrong_is_told_in_one_line_with_the_nearest_name(words, code, me
 
 
 def test_an_unknown_name():
-    assert named("a", {"a": 1}, "letter") == 1
+    assert lookup("a", {"a": 1}, "letter") == 1
     assert str(unknown("zzz", [], "letter")) == "There is no letter 'zzz'. There are: none."
 
 
@@ -366,7 +366,7 @@ def test_a_new_study_mentions_every_key_and_runs(capsys, tmp_path, monkeypatch):
     assert keys == set(Study.model_fields) - {"problem"}
     for kind, made in run.PROBLEMS.items():
         part = after[after.index(f'kind = "{kind}"') :].split("\n\n")[0]
-        assert set(re.findall(r"^(?:# )?(\w+) = ", part, re.MULTILINE)) == {"kind", *options_of(made).model_fields}
+        assert set(re.findall(r"^(?:# )?(\w+) = ", part, re.MULTILINE)) == {"kind", *options_model(made).model_fields}
     loaded = load("mine.toml")
     assert loaded.name == "mine"
     assert len(loaded.runs) == 3

@@ -9,12 +9,13 @@ import pytest
 from typer.testing import CliRunner
 
 from perron import paper as claims
+from perron._storage.jsonable import to_jsonable
 from perron.algorithms import ADDOPT
 from perron.cli import paper as paper_cli
 from perron.cli.main import app
 from perron.errors import FailedError, PerronError
 from perron.paper import CLAIMS, Claim, Evidence, bounds, checked, chosen, experiments, identities, noise, spectra
-from perron.paper.claim import judged, plain
+from perron.paper.claim import judged
 from perron.paper.practicality import GRAPHS, practicality
 from perron.paper.search import FAMILIES, Pair, worst
 from perron.theory.theorem import Mixes
@@ -209,7 +210,7 @@ def test_the_page(monkeypatch, tmp_path):
 
 def test_plain_data():
     given = {"a": np.array([[1 / 3]]), "b": np.int64(2), 3: np.inf, "c": "x"}
-    assert plain(given) == {"a": [[0.333333]], "b": 2, "3": None, "c": "x"}
+    assert to_jsonable(given, digits=6) == {"a": [[0.333333]], "b": 2, "3": None, "c": "x"}
     assert Evidence("holds", "").to_dict()["counterexample"] is None
 
 

@@ -1,4 +1,4 @@
-"""One process at a time: a lock on a file, which the system releases whenever and however its holder ends."""
+"""File locks that exclude other processes; the operating system releases them when their holder ends, however it ends."""
 
 from __future__ import annotations
 
@@ -17,54 +17,51 @@ from filelock import FileLock, Timeout
 from perron.errors import FileError, PerronError
 
 LOCK = ".lock"
-LOOKS, PAUSE = 5, 0.02  # a holder may be about to write who it is
+READ_ATTEMPTS, READ_PAUSE = 5, 0.02  # seconds; a holder may not have written its description yet
 
 
-def hold(path: Path, busy: str, remedy: str) -> FileLock | None:
-    """Hold a lock, or raise an error that says who does; None on a file system without locks.
+def acquire_lock(path: Path, busy: str, remedy: str) -> FileLock | None:
+    """Acquire a lock, or raise an error that names its holder. Return None on a file system without locks.
 
     Args:
-        path: the lock's file; who holds it stands in it.
-        busy: what another process is doing, if it has the lock.
-        remedy: what to do then.
+        path: the lock file; it contains a description of the holder.
+        busy: what the holder is doing, for the error.
+        remedy: what the user can do about it.
     """
     lock = FileLock(path, timeout=0, fallback_to_soft=False)
     try:
         lock.acquire()
     except Timeout:
-        raise PerronError(f"{busy} ({_holder(path)}); {remedy}.") from None
+        raise PerronError(f"{busy} ({_describe_holder(path)}); {remedy}.") from None
     except OSError as error:
         if error.errno in (ENOSYS, EOPNOTSUPP, ENOLCK):
             return None
         raise FileError(f"Cannot write {path}: {error.strerror}.") from None
-    about = {"pid": os.getpid(), "host": socket.gethostname(), "since": datetime.now().isoformat(timespec="seconds")}
-    with suppress(OSError):  # a full disk: held all the same
-        path.write_text(json.dumps(about), encoding="utf-8")
+    holder = {"pid": os.getpid(), "host": socket.gethostname(), "since": datetime.now().isoformat(timespec="seconds")}
+    with suppress(OSError):  # a full disk; the lock is held nevertheless
+        path.write_text(json.dumps(holder), encoding="utf-8")
     return lock
 
 
-def release(lock: FileLock | None) -> None:
-    """Let others have it, and leave no file."""
-    if lock is not None:
-        with suppress(OSError):
-            Path(lock.lock_file).unlink()  # while it is held: who waits for this very file sees that it is gone
-        lock.release()
-
-
 @contextmanager
-def alone(path: Path | None, busy: str, remedy: str) -> Iterator[None]:
-    """Within it, the lock is held; without a path, nothing is."""
-    lock = None if path is None else hold(path, busy, remedy)
+def exclusive_lock(path: Path | None, busy: str, remedy: str) -> Iterator[None]:
+    """Hold a lock, and delete its file at the end; do nothing without a path. Arguments as in `acquire_lock`."""
+    lock = None if path is None else acquire_lock(path, busy, remedy)
     try:
         yield
     finally:
-        release(lock)
+        if lock is not None:
+            with suppress(OSError):
+                Path(
+                    lock.lock_file
+                ).unlink()  # while it is held: a process that waits for this very file sees that it is gone
+            lock.release()
 
 
-def _holder(path: Path) -> str:
-    for _ in range(LOOKS):
+def _describe_holder(path: Path) -> str:
+    for _ in range(READ_ATTEMPTS):
         with suppress(OSError, ValueError, KeyError, TypeError):
-            found = json.loads(path.read_text(encoding="utf-8"))
-            return f"process {int(found['pid'])} on {found['host']!s:.80}, since {found['since']!s:.20}"
-        time.sleep(PAUSE)
-    return "it did not say which"
+            holder = json.loads(path.read_text(encoding="utf-8"))
+            return f"process {int(holder['pid'])} on {holder['host']!s:.80}, since {holder['since']!s:.20}"
+        time.sleep(READ_PAUSE)
+    return "unknown process"

@@ -15,7 +15,7 @@ from math import inf
 import numpy as np
 import torch
 
-from perron._registry import named
+from perron._registry import lookup
 from perron.advise.records import BETTER, Advice, Fit, Limit, Needs
 from perron.advise.words import sentences
 from perron.algorithms import ALGORITHMS
@@ -74,7 +74,7 @@ def advise(
     metrics = describe(mixing)
     asked = tuple(algorithms) if algorithms else CANDIDATES + (DOUBLY if mixing.is_doubly_stochastic else ())
     for name in asked:
-        if named(name, ALGORITHMS, "algorithm").about.family == "gossip":
+        if lookup(name, ALGORITHMS, "algorithm").about.family == "gossip":
             raise PerronError(f"{name} averages and minimises nothing; there is no step to advise on.")
     fits = tuple(_fit(name, mixing, needs) for name in asked)
     chosen = _choice(fits)

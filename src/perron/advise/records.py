@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass
 from math import isfinite
 from typing import Any
 
+from perron._storage.jsonable import to_jsonable
 from perron.algorithms.node import Side
 from perron.errors import PerronError
 from perron.networks.spectral import NetworkMetrics
@@ -138,18 +139,18 @@ class Advice:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data, for JSON: infinite values become None."""
-        found = {
-            "network": self.metrics.to_dict(),
-            "needs": asdict(self.needs),
-            "algorithms": [asdict(fit) | {"stable": fit.stable and fit.stable._asdict()} for fit in self.fits],
-            "chosen": self.chosen and self.chosen.name,
-            "limits": [asdict(limit) for limit in self.limits],
-            "crossover": self.crossover,
-            "family": [{"nodes": nodes, "error": error} for nodes, error in self.family],
-            "words": list(self.words),
-        }
-        finite: dict[str, Any] = _finite(found)
-        return finite
+        return to_jsonable(
+            {
+                "network": self.metrics.to_dict(),
+                "needs": asdict(self.needs),
+                "algorithms": [asdict(fit) | {"stable": fit.stable and fit.stable._asdict()} for fit in self.fits],
+                "chosen": self.chosen and self.chosen.name,
+                "limits": [asdict(limit) for limit in self.limits],
+                "crossover": self.crossover,
+                "family": [{"nodes": nodes, "error": error} for nodes, error in self.family],
+                "words": list(self.words),
+            }
+        )
 
     def __str__(self) -> str:
         unit = "bytes/step" if self.needs.dim is not None else "d-vectors/step"
@@ -166,11 +167,3 @@ class Advice:
             )
             lines.append(f"{fit.name:22}{''.join(row)}")
         return "\n".join([*lines, *self.words])
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _finite(one) for key, one in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(one) for one in value]
-    return None if isinstance(value, float) and not isfinite(value) else value

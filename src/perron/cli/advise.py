@@ -119,11 +119,11 @@ def _needs(
     found: dict[str, float | int | None] = {}
     notes = []
     if problem is not None:
-        from perron._registry import named
+        from perron._registry import lookup
         from perron.studies.run import PROBLEMS
         from perron.theory.constants import estimate
 
-        made = named(problem, PROBLEMS, "problem")(mixing.nodes)
+        made = lookup(problem, PROBLEMS, "problem")(mixing.nodes)
         constants = estimate(made)
         found = {
             "smoothness": constants.known_smoothness or constants.smoothness,

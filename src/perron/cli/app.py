@@ -15,7 +15,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from perron._registry import unknown
-from perron._storage.jsonable import document
+from perron._storage.jsonable import to_json
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
@@ -94,7 +94,7 @@ def say(text: str) -> None:
 
 def write_json(value: Any) -> None:
     """One JSON document on standard output."""
-    sys.stdout.write(document(value))
+    sys.stdout.write(to_json(value))
 
 
 # ---- help

@@ -14,7 +14,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.nn.functional import relu
 
-from perron._registry import checked, named, options_of
+from perron._registry import lookup, options_model, validate
 from perron.errors import PerronError
 
 
@@ -85,16 +85,16 @@ def build(name: str, shape: tuple[int, int, int], classes: int, **options: Any) 
       (3): Linear(in_features=32, out_features=10, bias=True)
     )
     """
-    model = named(name, MODELS, "model")
+    model = lookup(name, MODELS, "model")
     if len(shape) != 3:
         raise PerronError(f"build takes the shape (channels, height, width) of one image; got {tuple(shape)}.")
     parameters = signature(model).parameters
     optional = {key: each for key, each in parameters.items() if each.kind is Parameter.KEYWORD_ONLY}
     for key in options:
-        named(key, optional, f"option of {name}")  # `checked` alone would let ``inputs`` and ``channels`` pass
+        lookup(key, optional, f"option of {name}")  # `validate` alone would let ``inputs`` and ``channels`` pass
     known = {"inputs": prod(shape), "channels": shape[0], "classes": classes}
     given = {key: value for key, value in known.items() if key in parameters} | options
-    return model(**checked(options_of(model), given).model_dump())
+    return model(**validate(options_model(model), given).model_dump())
 
 
 def _convolution(channels: int, wide: int, size: int, stride: int) -> nn.Sequential:

@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from perron._registry import named
+from perron._registry import lookup
 from perron._typing import FloatArray, IntArray
 from perron.errors import PerronError
 
@@ -80,7 +80,7 @@ def deal(
     seed: int = 0,
 ) -> list[Tensor]:
     """Deal samples out by a rule's name; options of other rules are left aside."""
-    rule = named(partition, PARTITIONS, "partition")
+    rule = lookup(partition, PARTITIONS, "partition")
     own: dict[str, dict[str, Any]] = {
         "dirichlet": {"concentration": concentration},
         "by_shard": {"shards": shards},

@@ -11,7 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from perron._registry import named
+from perron._registry import lookup
+from perron._storage.jsonable import to_jsonable
 from perron._typing import FloatArray, check_whole
 from perron.algorithms import PushPull
 from perron.algorithms.base import Algorithm
@@ -81,7 +82,7 @@ class Design:
     def to_dict(self) -> dict[str, Any]:
         """Plain numbers, for JSON."""
         sides = {
-            name: measured.network.to_dict() | {"value": measured.value if isfinite(measured.value) else None}
+            name: measured.network.to_dict() | {"value": to_jsonable(measured.value)}
             for name, measured in (("before", self.before), ("after", self.after))
         }
         told = {
@@ -411,7 +412,7 @@ def _check(graph: Graph, push_graph: Graph, goal: str, floor: float, starts: int
         raise PerronError(
             f"design works with dense matrices, up to {LARGEST} nodes; got {graph.nodes}. Use Mixing.uniform or Mixing.balanced."
         )
-    named(goal, GOALS, "goal")
+    lookup(goal, GOALS, "goal")
     if not 0 <= floor < 1:
         raise PerronError(f"floor is a share of the equal weight, at least 0 and below 1; got {floor}.")
     check_whole("starts", starts, low=1)

@@ -31,7 +31,7 @@ from torch import Tensor
 from perron._modules import averaged
 from perron._storage import tensorfile as saved
 from perron._storage.atomic import PART, make_directory, write_bytes
-from perron._storage.lockfile import hold
+from perron._storage.lockfile import acquire_lock
 from perron.distributed.consistency import gathered
 from perron.distributed.optimizer import Decentralized
 from perron.distributed.process_group import START
@@ -250,7 +250,7 @@ def _hold(folder: Path, optimizer: Decentralized) -> None:
     place = (os.getpid(), (folder / f"node-{number}.lock").absolute())
     if place not in _held:
         busy = f"Another training saves as node {number} into {folder}"
-        _held[place] = hold(place[1], busy, "wait for it, end it, or choose another folder")
+        _held[place] = acquire_lock(place[1], busy, "wait for it, end it, or choose another folder")
         _clear(folder, optimizer.node.number, optimizer.born)
 
 

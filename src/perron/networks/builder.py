@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from scipy.sparse import eye_array
 
-from perron._registry import named
+from perron._registry import lookup
 from perron.errors import PerronError
 from perron.networks import released, topologies
 from perron.networks.files import holds_mixing, read_graph, read_matrix, read_mixing
@@ -64,19 +64,19 @@ network = build_network  # its name in version 0.1
 
 def build_graph(topology: str, nodes: int, options: Mapping[str, Any] | None = None, *, seed: int | None = 0) -> Graphs:
     """Build a topology by its name; ``seed`` goes to random ones only."""
-    family = named(topology.replace("-", "_"), topologies.NAMES, "topology")
+    family = lookup(topology.replace("-", "_"), topologies.NAMES, "topology")
     return _call(family, nodes, (options or {}), seed=seed)
 
 
 def add_weights(graph: Graphs, weights: str, *, seed: int | None = 0) -> Mixing:
     """Apply a weight rule by its name; ``seed`` goes to random ones only."""
-    rule = named(weights.replace("-", "_"), RULES, "weight rule")
+    rule = lookup(weights.replace("-", "_"), RULES, "weight rule")
     return rule(graph, **_seeded(rule, seed))
 
 
 def build_released(name: str, nodes: int, options: Mapping[str, Any] | None = None, *, seed: int | None = 0) -> Mixing:
     """Build a network as the paper's authors released it."""
-    family = named(name.replace("-", "_"), released.NAMES, "released network")
+    family = lookup(name.replace("-", "_"), released.NAMES, "released network")
     return _call(family, nodes, (options or {}), seed=seed)
 
 
@@ -144,7 +144,7 @@ def _from_file(path: Path, weights: str | None, seed: int | None) -> Loaded:
 def _call(family: Callable[..., Any], nodes: int, options: Mapping[str, Any], *, seed: int | None) -> Any:
     known = {name: None for name in signature(family).parameters if name != "n"}
     for key in options:
-        named(key, known, f"option of {family.__name__}")
+        lookup(key, known, f"option of {family.__name__}")
     return family(nodes, **(_seeded(family, seed) | dict(options)))
 
 

@@ -24,6 +24,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from perron._storage.jsonable import to_jsonable
 from perron._typing import FloatArray
 from perron.errors import SpectralError
 from perron.networks import eigen
@@ -118,8 +119,7 @@ class MatrixMetrics:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain numbers, for JSON: an infinite value becomes None."""
-        values = asdict(self) | {"perron": self.perron.tolist()}
-        return {key: None if isinstance(v, float) and not isfinite(v) else v for key, v in values.items()}
+        return to_jsonable(asdict(self))
 
 
 @dataclass(frozen=True)

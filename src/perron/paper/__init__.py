@@ -14,9 +14,10 @@ from typing import Any
 import numpy as np
 
 from perron._registry import unknown
+from perron._storage.jsonable import to_jsonable
 from perron.errors import PerronError
 from perron.paper import bounds, experiments, identities, noise, spectra
-from perron.paper.claim import EFFORT, MEANING, Check, Claim, Evidence, Verdict, plain
+from perron.paper.claim import EFFORT, MEANING, Check, Claim, Evidence, Verdict
 
 __all__ = ["CLAIMS", "EFFORT", "MEANING", "Check", "Claim", "Evidence", "Result", "Verdict", "checked", "chosen"]
 
@@ -51,7 +52,9 @@ class Result:
         """For JSON."""
         claim = self.claim
         told = {"key": claim.key, "statement": claim.statement, "where": claim.where, "repair": claim.repair}
-        return told | {"expected": claim.expected, "agrees": self.agrees} | plain(self.evidence.to_dict())
+        return (
+            told | {"expected": claim.expected, "agrees": self.agrees} | to_jsonable(self.evidence.to_dict(), digits=6)
+        )
 
 
 def chosen(keys: Sequence[str] = ()) -> list[Claim]:

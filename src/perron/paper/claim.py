@@ -12,6 +12,8 @@ from typing import Any, Literal
 
 import numpy as np
 
+from perron._storage.jsonable import to_jsonable
+
 Verdict = Literal["holds", "false", "repaired"]
 MEANING: dict[Verdict, str] = {
     "holds": "no counterexample found",
@@ -44,7 +46,7 @@ class Evidence:
             "verdict": self.verdict,
             "evidence": self.text,
             "figures": dict(self.figures),
-            "counterexample": None if self.counterexample is None else plain(self.counterexample),
+            "counterexample": to_jsonable(self.counterexample, digits=6),
         }
 
 
@@ -82,14 +84,3 @@ def judged(printed: bool, repaired: bool | None = None) -> Verdict:
 def within(ratio: float) -> bool:
     """Whether left over right side of an inequality is at most one, up to rounding. NaN is not."""
     return bool(ratio <= 1 + SLACK)
-
-
-def plain(value: Any) -> Any:
-    """Arrays as lists and numbers with six digits, so that a counterexample stays readable."""
-    if isinstance(value, Mapping):
-        return {str(key): plain(one) for key, one in value.items()}
-    if isinstance(value, list | tuple | np.ndarray):
-        return [plain(one) for one in value]
-    if isinstance(value, float | np.floating):
-        return float(f"{value:.6g}") if np.isfinite(value) else None  # JSON knows no other numbers
-    return value.item() if isinstance(value, np.generic) else value

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from perron._modules import LossAt, averaged
-from perron._registry import named
+from perron._registry import lookup
 from perron._storage.tensorfile import digest
 from perron.data import augment as augmentations
 from perron.data import datasets, models
@@ -176,7 +176,7 @@ class Neural(Problem):
             start: ``"common"``: the same initial model for all nodes; ``"own"``: each node has its own.
             seed: of initial models and of the partition.
         """
-        named(start, {"common": None, "own": None}, "start")
+        lookup(start, {"common": None, "own": None}, "start")
         content = datasets.load(data, folder)
         if samples is not None:
             if not 1 <= samples <= len(content.labels):
@@ -200,7 +200,7 @@ class Neural(Problem):
             deal(content.labels, nodes, partition=partition, concentration=concentration, shards=shards, seed=seed),
             batch=batch,
             sampling=sampling,
-            augment=named(augment, augmentations.PRESETS, "augmentation"),
+            augment=lookup(augment, augmentations.PRESETS, "augmentation"),
             weight_decay=weight_decay,
             start=own,
             evaluate=evaluate,

@@ -26,7 +26,7 @@ import pandas as pd
 
 from perron import __version__
 from perron._storage.atomic import write_bytes
-from perron._storage.jsonable import plain
+from perron._storage.jsonable import to_jsonable
 from perron.errors import PerronError
 from perron.report import charts, curves, facts, networks
 from perron.studies.conclusions import conclude
@@ -62,7 +62,7 @@ def page(outcomes: Sequence[Outcome], *, concluded: Conclusion | None = None) ->
         table = _complete(outcome, room)
         room -= len(table["numbers"]) if table else 0
         sections.append(section | {"complete": table is not None, "rows": len(outcome.table)})
-        data.append(content | {"complete": plain(table)})
+        data.append(content | {"complete": to_jsonable(table)})
     scripts = {
         "theme": "document.documentElement.dataset.theme = matchMedia('(prefers-color-scheme: dark)').matches ? 'dark' : 'light';"
     }
@@ -141,7 +141,9 @@ def _section(
         "heat_maps": heat,
     }
     content = {"id": name, "name": study.name, "title": section["title"], "curves": lines}
-    return section, content | plain({"charts": charted, "networks": drawn, "heat_maps": heat, "toml": section["toml"]})
+    return section, content | to_jsonable(
+        {"charts": charted, "networks": drawn, "heat_maps": heat, "toml": section["toml"]}
+    )
 
 
 def _cells(table: Any) -> dict[str, Any]:

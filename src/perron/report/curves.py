@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from perron._typing import FloatArray, IntArray
+from perron._storage.jsonable import to_jsonable
+from perron._typing import IntArray
 from perron.errors import PerronError
 from perron.networks.facts import Network
 from perron.report.facts import finished
@@ -75,10 +76,10 @@ def curves(outcome: Outcome, seconds: dict[str, float], most: int) -> dict[str, 
             "at": [dimension["keys"].index(dimension["of"](row)) for dimension in dimensions],
             "steps": pool.index(shown),
             "values": {name: _summary(part, name, kept) for name in names},
-            "floor": finite(row["predicted"]) or None,
-            "lr": _rounded(row["lr"]),
+            "floor": to_jsonable(row["predicted"], digits=6) or None,
+            "lr": to_jsonable(row["lr"], digits=5),
             "per_step": scales(runs.get(key))
-            | {"seconds": finite(seconds.get(key, np.nan) / max(int(row["steps"]), 1))},
+            | {"seconds": to_jsonable(seconds.get(key, np.nan) / max(int(row["steps"]), 1), digits=6)},
         }
         found.append(entry)
     drawn = [name for name in names if any(_many(entry["values"][name]["mean"]) for entry in found)]
@@ -109,28 +110,15 @@ def _summary(part: Table, name: str, kept: IntArray) -> dict[str, Any]:
     values = series(part, name)[1][kept]  # (records, trials)
     trials = values.shape[1]
     with np.errstate(invalid="ignore", over="ignore"):  # of runs that diverged
-        found = {"mean": _numbers(values.mean(axis=1))}
+        found = {"mean": to_jsonable(values.mean(axis=1), digits=5)}
         if trials > 1:
             low, high = np.quantile(values, [0.1, 0.9], axis=1)
             found |= {
-                "error": _numbers(values.std(axis=1, ddof=1) / np.sqrt(trials)),
-                "low": _numbers(low),
-                "high": _numbers(high),
+                "error": to_jsonable(values.std(axis=1, ddof=1) / np.sqrt(trials), digits=5),
+                "low": to_jsonable(low, digits=5),
+                "high": to_jsonable(high, digits=5),
             }
     return found
-
-
-def _numbers(values: FloatArray) -> list[float | None]:
-    return [_rounded(value) if np.isfinite(value) else None for value in values.tolist()]
-
-
-def _rounded(value: float) -> float:
-    return float(f"{value:.5g}")
-
-
-def finite(value: float) -> float | None:
-    """Six digits, or None."""
-    return float(f"{value:.6g}") if np.isfinite(value) else None
 
 
 def _many(values: list[float | None]) -> bool:
@@ -258,7 +246,7 @@ class Scales:
             self._bytes[what] = self._count(run, where, dim, wire)
         batch, passes = run.problem.get("batch"), None
         if samples:
-            passes = 1.0 if batch is None else finite(run.nodes * batch / samples)
+            passes = 1.0 if batch is None else to_jsonable(run.nodes * batch / samples, digits=6)
         return {"bytes": self._bytes[what], "epochs": passes}
 
     def _count(self, run: Run, where: str, dim: int, wire: int) -> float | None:

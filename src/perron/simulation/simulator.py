@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from perron._storage import tensorfile as saved
-from perron._storage.lockfile import LOCK, alone
+from perron._storage.lockfile import LOCK, exclusive_lock
 from perron.algorithms.base import Algorithm, advance
 from perron.algorithms.node import Counting, Node, Quantized
 from perron.algorithms.unreliable import Links, Unreliable
@@ -373,7 +373,9 @@ class Keeper:
 def _alone(checkpoint: str | Path | None) -> AbstractContextManager[None]:
     """Nobody else keeps a run in this file meanwhile."""
     place = None if checkpoint is None else Path(f"{checkpoint}{LOCK}")
-    return alone(place, f"Another process keeps a run in {checkpoint}", "wait for it, end it, or choose another file")
+    return exclusive_lock(
+        place, f"Another process keeps a run in {checkpoint}", "wait for it, end it, or choose another file"
+    )
 
 
 def _about(simulation: Simulation) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict
 
-from perron._registry import checked, named, options_of
+from perron._registry import lookup, options_model, validate
 from perron.algorithms import ALGORITHMS
 from perron.algorithms.base import Algorithm
 from perron.algorithms.unreliable import Links
@@ -138,9 +138,11 @@ class Run(BaseModel):
 
 def algorithm_of(name: str, options: Mapping[str, Any]) -> Algorithm:
     """The algorithm of that name with some of its hyper-parameters changed."""
-    base: Any = named(name, ALGORITHMS, "algorithm")
+    base: Any = lookup(name, ALGORITHMS, "algorithm")
     known = [field.name for field in fields(base)]
     for key in options:
-        named(key, dict.fromkeys([*known, "weights"]), f"option of {name}")
+        lookup(key, dict.fromkeys([*known, "weights"]), f"option of {name}")
     made = {key: getattr(base, key) for key in known if key not in options}
-    return replace(base, **checked(options_of(base.__class__), dict(options) | made).model_dump(include=set(options)))
+    return replace(
+        base, **validate(options_model(base.__class__), dict(options) | made).model_dump(include=set(options))
+    )

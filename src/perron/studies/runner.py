@@ -33,7 +33,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from pydantic import BaseModel, Field, NonNegativeInt, ValidationError
 
 from perron._storage.atomic import write_bytes
-from perron._storage.lockfile import LOCK, alone
+from perron._storage.lockfile import LOCK, exclusive_lock
 from perron.errors import FileError, GraphError, PerronError
 from perron.monitor.progress import spoken
 from perron.monitor.records import LIVE, Records
@@ -282,7 +282,7 @@ def _alone(folder: Path) -> Iterator[None]:
     except OSError as error:
         raise FileError(f"Cannot write to {folder}: {error.strerror}.") from None
     busy = f"Another process is running a study in {folder}"
-    with alone(folder / "lock", busy, "wait for it, or choose another --out"):
+    with exclusive_lock(folder / "lock", busy, "wait for it, or choose another --out"):
         yield
 
 

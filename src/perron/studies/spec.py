@@ -35,7 +35,7 @@ from pydantic import (
     model_validator,
 )
 
-from perron._registry import NAME, checked, named, options_of, told, unknown
+from perron._registry import NAME, format_errors, lookup, options_model, unknown, validate
 from perron.algorithms.unreliable import Links
 from perron.data.augment import PRESETS
 from perron.data.datasets import TITLES
@@ -143,7 +143,7 @@ class Study(BaseModel):
     def _known_topology(cls, value: dict[str, list[Any]], info: Any) -> dict[str, list[Any]]:
         known = [choice.name for choice in info.data.get("topologies", [])]
         for name in value:
-            named(name.partition("/")[0], dict.fromkeys([*known, "default"]), "topology of the study's")
+            lookup(name.partition("/")[0], dict.fromkeys([*known, "default"]), "topology of the study's")
         if "default" not in value and (missing := [name for name in known if name not in value]):
             raise ValueError(f"nothing for {', '.join(missing)}: add it, or default = ...")
         return value
@@ -158,24 +158,24 @@ class Study(BaseModel):
         if "batch" in given:
             exact = [None if one == "all" else one for one in _listed(given["batch"])]
             given["batch"] = exact if isinstance(given["batch"], list) else exact[0]
-        model = options_of(PROBLEMS[kind], several=True)
+        model = options_model(PROBLEMS[kind], several=True)
         if empty := [key for key, entry in given.items() if entry == []]:
             raise ValueError(f"{empty[0]} is an empty list")
-        found = {"kind": kind} | checked(model, given).model_dump()
+        found = {"kind": kind} | validate(model, given).model_dump()
         if (
             kind == "logistic" and found["compiled"] is None
         ):  # so that results of different sums are not taken for one another
             found["compiled"] = find_spec("numba") is not None
         for key, among in NAMES.items() if kind == "images" else ():
             for name in _listed(found[key]):
-                named(name, among, key)
+                lookup(name, among, key)
         return found
 
     @field_validator("topologies")
     @classmethod
     def _known_topologies(cls, value: list[Choice]) -> list[Choice]:
         for choice in value:
-            checked(options_of(named(choice.name, topologies.NAMES, "topology")), choice.options)
+            validate(options_model(lookup(choice.name, topologies.NAMES, "topology")), choice.options)
         return value
 
     @field_validator("algorithms")
@@ -194,14 +194,14 @@ class Study(BaseModel):
     @classmethod
     def _known_weights(cls, value: list[str]) -> list[str]:
         for name in value:
-            named(name, {**RULES, "authors": None}, "weight rule")
+            lookup(name, {**RULES, "authors": None}, "weight rule")
         return value
 
     @field_validator("links")
     @classmethod
     def _known_links(cls, value: dict[str, list[int | float]]) -> dict[str, list[int | float]]:
         for name, values in value.items():
-            named(name, vars(Links()), "option of links")
+            lookup(name, vars(Links()), "option of links")
             for one in values:
                 try:
                     Links(**{name: one})  # type: ignore[arg-type]
@@ -295,7 +295,7 @@ def load(name_or_file: str | Path, changes: Mapping[str, Any] | None = None) -> 
     try:
         return Study.model_validate({"name": path.stem} | content)
     except ValidationError as error:
-        raise PerronError(f"{path.name}: {told(error, Study.model_fields)}") from None
+        raise PerronError(f"{path.name}: {format_errors(error, Study.model_fields)}") from None
 
 
 def find(name_or_file: str | Path) -> Path:
@@ -305,7 +305,7 @@ def find(name_or_file: str | Path) -> Path:
         if not path.is_file():
             raise PerronError(f"There is no study file {path}.")
         return path
-    return named(str(name_or_file), shipped(), "study")
+    return lookup(str(name_or_file), shipped(), "study")
 
 
 def shipped() -> dict[str, Path]:

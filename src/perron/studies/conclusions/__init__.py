@@ -10,7 +10,7 @@ from pathlib import Path
 
 from perron import plots
 from perron._storage.atomic import write_bytes
-from perron._storage.jsonable import document
+from perron._storage.jsonable import to_json
 from perron.errors import PerronError
 from perron.studies.conclusions.accuracy import time_to_accuracy
 from perron.studies.conclusions.base import Conclusion
@@ -55,7 +55,7 @@ def write(outcome: Outcome, conclusion: Conclusion) -> list[Path]:
             path = folder / f"{name}{suffix}"
             paths.append(figure(path) if callable(figure) else plots.save(figure, path))
     summary = {"study": outcome.study.name, "conclusion": outcome.study.conclusion, "sentences": conclusion.sentences}
-    text = document(summary | conclusion.summary, indent=2)
+    text = to_json(summary | conclusion.summary, indent=2)
     paths.append(write_bytes(folder / "summary.json", text.encode()))
     paths.append(write_bytes(folder / "report.md", markdown(outcome, conclusion).encode()))
     return paths

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from perron._registry import named
+from perron._registry import lookup
 from perron.errors import PerronError
 from perron.studies.executors.base import Pool
 from perron.studies.executors.local import Local, cores
@@ -30,7 +30,7 @@ def chosen(
     slurm: Mapping[str, Any] | None = None,
 ) -> Pool:
     """The pool of that name: local, ray or slurm."""
-    named(on, dict.fromkeys(["local", "ray", "slurm"]), "pool")
+    lookup(on, dict.fromkeys(["local", "ray", "slurm"]), "pool")
     if address is not None and on != "ray":
         raise PerronError(f"--address is that of a Ray cluster: add --on ray; got --on {on}.")
     if slurm and on != "slurm":

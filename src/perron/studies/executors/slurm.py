@@ -26,7 +26,7 @@ from pathlib import Path
 from tempfile import mkdtemp
 from typing import Any
 
-from perron._registry import named
+from perron._registry import lookup
 from perron._storage.atomic import write_bytes
 from perron.errors import PerronError
 from perron.studies.executors.base import POLL, Ends, Told, needed, overdue
@@ -68,7 +68,7 @@ class Slurm:
 
     def __post_init__(self) -> None:
         for key in self.options:
-            named(key, TAKEN, "option of --slurm")
+            lookup(key, TAKEN, "option of --slurm")
         if not isinstance(self.options.get("time", 1), int):
             raise PerronError(f"--slurm time takes whole minutes, as time=90; got {self.options['time']!r}.")
         setup = self.options.get("setup", [])
