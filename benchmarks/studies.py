@@ -52,7 +52,7 @@ def page(name: str, again: bool) -> None:
         text = text.replace(f"]({picture.name})", f"]({name}-{picture.name})")
     title, _, rest = text.partition("\n\n")
     cost = f"{len(outcome.study.runs)} runs, {manifest['core_seconds'] / 60:.0f} core-minutes"
-    study = f"[the study file](../../src/perron/studies/{name}.toml)"
+    study = f"[the study file](../../src/perron/studies/shipped/{name}.toml)"
     command = " ".join(["perron study run", name, *part_of(outcome.study, now)])
     (DOCS / f"{name}.md").write_text(f"{title}\n\n`{command}` ({cost}; {study})\n\n{rest}")
 

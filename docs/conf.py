@@ -31,11 +31,8 @@ smartquotes = False  # -- is an option, not a dash
 nitpicky = True
 nitpick_ignore_regex = [
     (r"py:.*", r"(?!perron\.).*"),  # names of other libraries: their pages are on the network
-    (r"py:.*", r"perron\.\w+\.\w+\.\w+"),  # states of algorithms and other names within packages
-    (
-        r"py:.*",
-        r"perron\.(distributed\._Batch|eigen|elastic|job|graph\.Tree|keyed|metrics\.T|peers|run)(\..*)?",
-    ),  # internal
+    (r"py:.*", r"perron(\.\w+){3,}"),  # states of algorithms and other names within packages
+    (r"py:.*", r"perron\.(random|_\w+)\.\w+"),  # internal
 ]
 
 # Pages

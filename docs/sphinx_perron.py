@@ -2,7 +2,6 @@
 
 import importlib
 import inspect
-import pkgutil
 import re
 from collections.abc import Iterable
 from pathlib import Path
@@ -12,8 +11,11 @@ from typing import Any
 from docutils import nodes
 from docutils.parsers.rst import Directive
 from docutils.statemachine import StringList
+from sphinx.addnodes import pending_xref
 from sphinx.application import Sphinx
+from sphinx.environment import BuildEnvironment
 from sphinx.util.docutils import switch_source_input
+from sphinx.util.nodes import make_refnode
 
 import perron
 
@@ -22,11 +24,12 @@ COMMANDS = "<!-- the help of every command -->"
 
 
 def public_names(module: ModuleType) -> list[str]:
-    """The names that a module offers: those in ``__all__``, those that perron exports from it, or all that it defines."""
+    """The names that a module offers: those in ``__all__``, or all that it defines and describes."""
+    if module is perron:
+        return []
     if hasattr(module, "__all__"):
         return list(module.__all__)
-    exported = perron._HOME.get(module.__name__.removeprefix("perron."))
-    return exported or [
+    return [
         name
         for name, value in vars(module).items()
         if not name.startswith("_") and getattr(value, "__module__", "") == module.__name__
@@ -35,19 +38,32 @@ def public_names(module: ModuleType) -> list[str]:
 
 
 def public_path(module: ModuleType, name: str) -> str:
-    """How a user writes a name: ``perron.Graph`` rather than ``perron.graph.Graph``."""
-    exported = perron._MODULE_OF.get(name) == module.__name__.removeprefix("perron.")
-    return f"perron.{name}" if exported else f"{module.__name__}.{name}"
+    """How a user writes a name: ``perron.Graph`` rather than ``perron.networks.Graph``."""
+    exported = name in perron.__all__ and getattr(perron, name) is getattr(module, name)
+    return f"perron.{name}" if exported else f"{public_module(module)}.{name}"
+
+
+def public_module(module: ModuleType) -> str:
+    """How a user writes a module: ``perron.topologies`` rather than ``perron.networks.topologies``."""
+    name = module.__name__.rpartition(".")[2]
+    return f"perron.{name}" if name in perron.__all__ and getattr(perron, name) is module else module.__name__
 
 
 def entries(module_name: str, *more: str) -> dict[str, Any]:
-    """Every public name of a module, and some more, as a user writes it, with what it stands for."""
+    """Every public name of a module, and some more, as a user writes it, with what it stands for.
+
+    Modules are not among them: each has a place of its own in the reference.
+    """
     module = importlib.import_module(module_name)
-    return {public_path(module, name): getattr(module, name) for name in [*public_names(module), *more]}
+    found = {public_path(module, name): getattr(module, name) for name in [*public_names(module), *more]}
+    return {path: value for path, value in found.items() if not inspect.ismodule(value)}
 
 
 class Api(Directive):
-    """``.. api:: perron.graph``: what the module is for, a table of its public names, and an entry for each."""
+    """``.. api:: perron.networks``: what the module is for, a table of its public names, and an entry for each.
+
+    ``.. api:: perron Node`` has entries for the names that it is given, and nothing else.
+    """
 
     required_arguments = 1
     optional_arguments = 100  # names that are not exported, but good to know
@@ -57,9 +73,11 @@ class Api(Directive):
         module = importlib.import_module(self.arguments[0])
         found = entries(*self.arguments)
         kinds = {path: _kind(value) for path, value in found.items()}
-        known = module.__name__.removeprefix("perron.") in perron._MODULES
-        lines = [f".. py:module:: {module.__name__}", "", ".. py:currentmodule:: None", ""] if known else []
-        lines += [*escaped((inspect.getdoc(module) or "").splitlines()), "", ".. autosummary::", ""]
+        lines = []
+        if module is not perron:
+            lines += [f".. py:module:: {public_module(module)}", "", ".. py:currentmodule:: None", ""]
+            lines += [*escaped((inspect.getdoc(module) or "").splitlines()), ""]
+        lines += [".. autosummary::", ""]
         lines += [f"   ~{path}" for path, kind in kinds.items() if kind != "data"]
         for path, kind in kinds.items():
             lines += ["", f".. auto{kind}:: {path}"] if kind != "data" else _data(path, found[path])
@@ -133,6 +151,33 @@ def read_signature(
     return tuple(text and re.sub(r"TypeAliasForwardRef\('(\w+)'\)", r"\1", text) for text in said)
 
 
+def named(path: str) -> Any:
+    """The object that a name stands for, as ``perron.optim.Decentralized``; None if there is none."""
+    found: Any = perron
+    for part in path.split(".")[1:]:
+        try:
+            found = getattr(found, part)
+        except AttributeError:
+            try:
+                found = importlib.import_module(f"{found.__name__}.{part}")
+            except (ImportError, AttributeError):
+                return None
+    return found
+
+
+def link_alias(app: Sphinx, env: BuildEnvironment, node: pending_xref, text: nodes.TextElement) -> nodes.Element | None:
+    """Link another name of an object to its entry: ``perron.mixing.Mixing`` to that of ``perron.Mixing``."""
+    target = node.get("reftarget", "")
+    wanted = named(target) if target.startswith("perron.") else None
+    if not (inspect.isclass(wanted) or inspect.isroutine(wanted)):
+        return None
+    for path, entry in env.domains.python_domain.objects.items():
+        if entry.objtype != "module" and named(path) is wanted:
+            here = node.get("refdoc", entry.docname)
+            return make_refnode(app.builder, here, entry.docname, entry.node_id, text, path)
+    return None
+
+
 def help_of_commands() -> str:
     """The help of every command, as Markdown, from the command line itself."""
     import typer
@@ -158,9 +203,8 @@ def read_source(app: Sphinx, docname: str, source: list[str]) -> None:
     """Put the help of the commands where a page asks for it."""
     if COMMANDS in source[0]:
         source[0] = source[0].replace(COMMANDS, help_of_commands())
-        for module in pkgutil.iter_modules(perron.__path__):
-            if module.name.endswith("cli"):
-                app.env.note_dependency(Path(perron.__path__[0]) / f"{module.name}.py", docname=docname)
+        for path in Path(perron.__path__[0], "cli").glob("*.py"):
+            app.env.note_dependency(path, docname=docname)
 
 
 def setup(app: Sphinx) -> dict[str, Any]:
@@ -168,5 +212,6 @@ def setup(app: Sphinx) -> dict[str, Any]:
     app.add_directive("api", Api)
     app.connect("autodoc-process-docstring", read_docstring, priority=100)  # Napoleon's is 500
     app.connect("autodoc-process-signature", read_signature)
+    app.connect("missing-reference", link_alias)
     app.connect("source-read", read_source)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

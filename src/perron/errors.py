@@ -12,6 +12,17 @@
 Every message says what is wrong, what was found, and the remedy. The command line prints it without a traceback.
 """
 
+__all__ = [
+    "FailedError",
+    "FileError",
+    "GraphError",
+    "MixingError",
+    "NetworkError",
+    "PerronError",
+    "SpectralError",
+    "UnknownNameError",
+]
+
 
 class PerronError(ValueError):
     """Base of every error that perron raises on purpose."""

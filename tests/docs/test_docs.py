@@ -8,6 +8,7 @@ import shlex
 import subprocess
 import sys
 from pathlib import Path
+from types import ModuleType
 
 import doc_blocks
 import pytest
@@ -17,6 +18,8 @@ import perron
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
+sys.path.append(str(DOCS))
+sphinx_perron = importlib.import_module("sphinx_perron")
 PAGES = sorted(
     path
     for path in [*ROOT.glob("*.md"), *DOCS.rglob("*.md"), *DOCS.rglob("*.rst"), *DOCS.rglob("*.ipynb")]
@@ -152,15 +155,52 @@ def test_notebooks_are_stored_without_output(path):
     assert not any(cell["outputs"] or cell["execution_count"] for cell in cells), f"{path.name}: clear all outputs"
 
 
-def test_every_name_is_in_the_reference(monkeypatch):
-    monkeypatch.syspath_prepend(DOCS)
-    entries = importlib.import_module("sphinx_perron").entries
-    said = re.findall(r"^\.\. api:: (.*)$", "".join(path.read_text() for path in DOCS.glob("reference/*.rst")), re.M)
-    assert len(said) == len(set(said))
-    documented = {name for arguments in said for name in entries(*arguments.split())}
-    modules = {arguments.split()[0] for arguments in said}
-    wanted = {f"perron.{name}" for name in perron.__all__ if name != "__version__"}
-    assert wanted <= documented | modules, f"not in docs/reference: {sorted(wanted - documented - modules)}"
+def public_modules() -> list[ModuleType]:
+    """perron, its public subpackages, and the modules that these offer by name."""
+    found, new = [], [perron]
+    while new:
+        found += new
+        offered = [getattr(module, name) for module in new for name in getattr(module, "__all__", [])]
+        new = [value for value in offered if isinstance(value, ModuleType) and value not in found]
+    return found
+
+
+def test_every_name_is_in_the_reference():
+    directives = re.findall(
+        r"^\.\. api:: (.*)$", "".join(path.read_text() for path in DOCS.glob("reference/*.rst")), re.M
+    )
+    assert len(directives) == len(set(directives))
+    entries = [entry for arguments in directives for entry in sphinx_perron.entries(*arguments.split()).items()]
+    assert len(entries) == len(dict(entries)), "an entry occurs twice"
+    # By identity: perron.Graph and perron.networks.Graph are one entry.
+    documented = {id(value) for _, value in entries}
+    documented |= {id(importlib.import_module(arguments.split()[0])) for arguments in directives}
+    wanted = {
+        f"{module.__name__}.{name}": getattr(module, name)
+        for module in public_modules()
+        for name in getattr(module, "__all__", [])
+    }
+    missing = sorted(name for name, value in wanted.items() if id(value) not in documented)
+    assert not missing, f"not in docs/reference: {missing}"
+
+
+NAME = re.compile(r"(?<![\w/.-])perron(?:\.\w+)+")  # not a part of a file name or of an address
+
+
+@pytest.mark.parametrize(
+    "path",
+    [path for path in [*PAGES, *ROOT.glob("examples/*.py"), *DOCS.glob("gallery/*.py")] if path.stem != "CHANGELOG"],
+    ids=name_of,
+)
+def test_every_name_in_the_documents_exists(path):
+    missing = sorted(name for name in set(NAME.findall(path.read_text())) if sphinx_perron.named(name) is None)
+    assert not missing, f"{name_of(path)} mentions names that perron does not have: {missing}"
+
+
+def test_names_of_earlier_versions_still_exist():
+    """All that README, documentation and examples of version 0.1 mentioned."""
+    names = Path(__file__).with_name("names_of_0_1.txt").read_text().split()
+    assert [name for name in names if sphinx_perron.named(name) is None] == []
 
 
 def test_every_algorithm_has_a_page_that_is_up_to_date(monkeypatch):
