@@ -39,7 +39,7 @@ from torch import Tensor, nn
 from perron import Mixing, PushPull
 from perron._storage.atomic import write_bytes
 from perron.distributed.optimizer import Decentralized
-from perron.distributed.process_group import Group, Parcel
+from perron.distributed.process_group import FixedPeers, Transfer
 
 WIDTHS = {
     "1e3": (64, 13, 10),
@@ -172,11 +172,11 @@ class Contender:
         x = nn.utils.parameters_to_vector(self.model.parameters()).detach()
         y, rank, nodes = x.clone(), dist.get_rank(), dist.get_world_size()
         heard = [torch.empty_like(x), torch.empty_like(x)]
-        peers = Group()
+        peers = FixedPeers()
 
         def exchange() -> None:
-            parcels = [Parcel((rank - 1) % nodes, part, place, sent=False) for place, part in enumerate(heard)]
-            parcels += [Parcel((rank + 1) % nodes, part, place, sent=True) for place, part in enumerate((x, y))]
+            parcels = [Transfer((rank - 1) % nodes, part, place, sent=False) for place, part in enumerate(heard)]
+            parcels += [Transfer((rank + 1) % nodes, part, place, sent=True) for place, part in enumerate((x, y))]
             peers.finish([(work, "bare exchange") for work in peers.post(parcels)], TIMEOUT)
 
         return exchange

@@ -61,7 +61,7 @@ def measured(way: str, nodes: int) -> tuple[float, float, float]:
     launch = [sys.executable, "-m", "perron", "launch", "--restarts", "1", "-n", str(nodes)]
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--max-restarts", "1"]
     command = [*torchrun, "--nproc-per-node", str(nodes)] if way == "torchrun" else launch
-    environment = os.environ | {"PERRON_ZYGOTE": str(int(way == "forked")), "OMP_NUM_THREADS": "1"}
+    environment = os.environ | {"PERRON_FORK_SERVER": str(int(way == "forked")), "OMP_NUM_THREADS": "1"}
     with tempfile.TemporaryDirectory() as place:
         folder, began = Path(place), time.monotonic()
         script = [str(Path(__file__).resolve()), "worker", place]

@@ -15,7 +15,7 @@ FORBIDDEN = {
     r"under.?way": "running, in flight, in progress",
     r"whoever|somebody|nobody|everybody|anybody": "the process, node, caller or user that is meant",
     r"now_or_never": "force",
-    r"zygote": "fork server",
+    r"(?<!PERRON_)zygote": "fork server",
     r"\bpulses?\b": "heartbeat",
     r"\bdoors?\b|\bknock": "handshake",
     r"\bmortal\b": "TCP keepalive",

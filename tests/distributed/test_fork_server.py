@@ -31,7 +31,7 @@ if __name__ == "__main__":
         "pickled": type(pickle.loads(pickle.dumps(Mine()))).__qualname__, "spawned": (out / "spawned").read_text(),
         "leader": os.getsid(0) == os.getpid(), "parent": os.getppid() == int(os.environ["PERRON_LAUNCHER"]),
         "threads": torch.get_num_threads(), "secret": os.environ.get("PERRON_SECRET"), "mine": os.environ.get("MINE"),
-        "left": [name for name in os.environ if name.startswith("PERRON_ZYGOTE_")],
+        "left": [name for name in os.environ if "CONTROL" in name],
         "stray": [fd for fd in os.listdir("/proc/self/fd") if "socket" in str(Path(f"/proc/self/fd/{fd}").resolve())],
         "same order": [name for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK") if name in os.environ],
     }
@@ -63,14 +63,14 @@ def facts(folder, **environment):
 
 def test_a_forked_node_is_as_if_started_alone(tmp_path):
     common, own = facts(tmp_path)
-    plain, plainly = facts(tmp_path, PERRON_ZYGOTE="0")
+    plain, plainly = facts(tmp_path, PERRON_FORK_SERVER="0")
     for node in range(2):
         assert {
             name: (value, plain[node][name]) for name, value in common[node].items() if value != plain[node][name]
         } == {}
     assert [each["forked"] for each in own + plainly] == [True, True, False, False]
     assert len({number for each in own for number in each["random"]}) == 6
-    assert max(each["others"] for each in own) == 2  # nobody is to be started again, so that the zygote is gone
+    assert max(each["others"] for each in own) == 2  # no node will be restarted, so the fork server is gone
 
 
 def test_where_libraries_have_threads_nodes_are_not_forked(tmp_path):
@@ -96,7 +96,7 @@ def test_how_a_forked_node_ends(text, words, tmp_path):
     ran = launched(tmp_path, text)
     assert ran.returncode == 3
     assert all(word in ran.stderr for word in words), ran.stderr
-    assert "zygote" not in ran.stderr
+    assert "fork_server" not in ran.stderr
     assert "runpy" not in ran.stderr
 
 
@@ -108,18 +108,18 @@ import perron
 rank, _ = perron.init()
 attempt = os.environ["TORCHELASTIC_RESTART_COUNT"]
 Path(f"{attempt}.{rank}").write_text(str("perron.distributed.launch.fork_server" in " ".join(psutil.Process().cmdline())))
-zygote = min(psutil.Process(os.getppid()).children(), key=lambda one: one.pid)  # the first that was started
+fork_server = min(psutil.Process(os.getppid()).children(), key=lambda one: one.pid)  # the first that was started
 perron.shutdown()
 if attempt == "0" and rank == 0:
     os.kill(os.getpid(), signal.SIGKILL)
 if attempt == "1" and rank == 0:
-    zygote.send_signal(signal.Signals[sys.argv[1]])
+    fork_server.send_signal(signal.Signals[sys.argv[1]])
     os.kill(os.getpid(), signal.SIGKILL)
 """
 
 
 @pytest.mark.parametrize("how", ["SIGKILL", "SIGSTOP"])
-def test_without_its_zygote_a_node_is_started_plainly(how, tmp_path):
+def test_without_the_fork_server_a_node_is_started_plainly(how, tmp_path):
     ran = launched(tmp_path, DYING, how, launch=["--restarts", "3"])
     assert ran.returncode == 0, ran.stderr
     found = {(attempt, node): (tmp_path / f"{attempt}.{node}").read_text() for attempt in range(3) for node in range(2)}

@@ -7,22 +7,22 @@ import torch.distributed as dist
 from kinds import Training, group
 
 from perron.distributed.consistency import gathered
-from perron.distributed.elastic.membership import Epoch, Member
+from perron.distributed.elastic.membership import Generation, Member
 from perron.distributed.optimizer import Decentralized
-from perron.distributed.process_group import Group
+from perron.distributed.process_group import FixedPeers
 
 
 def test_a_collective_waits_as_long_as_it_is_told(tmp_path):
     """And not as long as its group, which is meant for messages."""
-    members, found = [Member(node, str(node), fresh=True, doing="start", step=0) for node in range(2)], {}
+    members, found = [Member(node, str(node), fresh=True, phase="start", step=0) for node in range(2)], {}
     store = dist.FileStore(str(tmp_path / "store"), 2)
 
     def come(rank, late):
-        epoch = Epoch(0, members, str(rank), {})
-        epoch.connect(dist.PrefixStore("epoch", store), 1.0)
+        generation = Generation(0, members, str(rank), {})
+        generation.connect(dist.PrefixStore("generation", store), 1.0)
         time.sleep(late)
-        found[rank] = gathered(f"text of {rank}", epoch, 20.0)
-        epoch.leave()
+        found[rank] = gathered(f"text of {rank}", generation, 20.0)
+        generation.leave()
 
     both = [threading.Thread(target=come, args=(rank, 3.0 * rank)) for rank in range(2)]
     for one in both:
@@ -38,5 +38,5 @@ def test_names_of_trainings_only_grow(tmp_path, monkeypatch):
         optimizer: Decentralized = Training(tmp_path).optimizer
         before = optimizer.born
         monkeypatch.setattr("perron.distributed.optimizer.time.time_ns", lambda: 10**18)  # it was set back
-        optimizer._assemble(Group(), [], 0)
+        optimizer._assemble(FixedPeers(), [], 0)
         assert optimizer.born > before

@@ -17,7 +17,7 @@ from fuzzing import OUTPUTS, files_in, in_time
 
 from perron import Mixing, write_graph, write_mixing
 from perron.cli import main as cli
-from perron.distributed.launch.fork_server import Zygote
+from perron.distributed.launch.fork_server import ForkServer
 from perron.distributed.launch.launcher import Launcher
 from perron.monitor.logger import Log
 from perron.networks import topologies
@@ -61,7 +61,7 @@ def confined(monkeypatch: Any) -> None:
     monkeypatch.setattr(Ray, "run", far)
     monkeypatch.setattr(Slurm, "run", far)
     monkeypatch.setattr(Launcher, "run", lambda self: 0)
-    monkeypatch.setattr(Zygote, "of", lambda _: None)
+    monkeypatch.setattr(ForkServer, "for_command", lambda _: None)
     monkeypatch.setattr(urllib.request, "urlopen", offline)
     monkeypatch.setattr(shutil, "which", lambda *_, **__: None)  # nor npm
     monkeypatch.setattr(webbrowser, "open", lambda _: True)

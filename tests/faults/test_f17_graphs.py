@@ -17,7 +17,7 @@ from perron import ALGORITHMS, Graph, Mixing, Network, PushPull, Simulation
 from perron.cli import main as cli
 from perron.distributed.node import DistributedNode
 from perron.distributed.optimizer import Decentralized
-from perron.distributed.process_group import Group
+from perron.distributed.process_group import FixedPeers
 from perron.errors import GraphError, MixingError, PerronError
 from perron.networks import topologies
 from perron.problems import Quadratic
@@ -188,7 +188,7 @@ def test_f17_a_network_of_another_size_than_the_processes(row, alone, monkeypatc
         raise AssertionError("a tensor travels")
 
     for verb in ("post", "all_reduce", "all_gather", "broadcast"):
-        monkeypatch.setattr(Group, verb, sent)
+        monkeypatch.setattr(FixedPeers, verb, sent)
     model = nn.Linear(2, 1)
     words = "network has 4 nodes but the process group 1"
     refused(lambda: DistributedNode(SYMMETRIC), words)

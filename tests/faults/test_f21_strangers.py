@@ -15,7 +15,7 @@ import torch.distributed as dist
 from table import FULL
 from trainings import Training, unfaulted
 
-from perron.distributed.launch.handshake import Door, knock
+from perron.distributed.launch.handshake import Handshake, join
 from perron.errors import NetworkError
 
 LOOPBACK = "127.0.0.1"
@@ -160,7 +160,7 @@ def test_f21_a_wrong_secret(tmp_path, row):
 def test_f21_knocks_that_make_no_sense(row):
     """Whatever stands in the store: it is refused and named, and who knocks after it is let in."""
     store, said = dist.HashStore(), []
-    door = Door(
+    handshake = Handshake(
         store, "a secret", said.append, lambda facts: "" if set(facts.get("nodes", ())) <= {2, 3} else "other nodes"
     )
     whole = {"who": "me", "own": "0a" * 16, "facts": "{}", "seal": "0b" * 32}
@@ -168,34 +168,34 @@ def test_f21_knocks_that_make_no_sense(row):
     values = ["", "é", "\ud800", "../..", None, 3, [], {}, "x" * 10_000]
     odd += [json.dumps(whole | {name: value}).encode() for name in whole for value in values]
     for raw in odd:
-        store.append("door/knocks", raw.replace(b"\n", b" ").decode("latin-1") + "\n")
-        door.look()
+        store.append("handshake/knocks", raw.replace(b"\n", b" ").decode("latin-1") + "\n")
+        handshake.poll()
     assert len(said) == len(odd)
     for facts in ('{"nodes": 5}', "3", "null", '{"nodes": [[]]}'):  # by somebody who knows the secret
         told = {"who": "me", "own": "0a" * 16, "facts": facts}
-        seal = door_seal(door, told)
-        store.append("door/knocks", json.dumps(told | {"seal": seal}) + "\n")
-        door.look()
+        seal = door_seal(handshake, told)
+        store.append("handshake/knocks", json.dumps(told | {"seal": seal}) + "\n")
+        handshake.poll()
     assert len(said) == len(odd) + 4
 
     def let_in():
         time.sleep(0.1)
-        door.look()
+        handshake.poll()
 
     host = threading.Thread(target=let_in)
     host.start()
-    knock(store, "a secret", "Me", {"nodes": [2]}, timeout=10)
+    join(store, "a secret", "Me", {"nodes": [2]}, timeout=10)
     host.join()
     assert len(said) == len(odd) + 4
     host = threading.Thread(target=let_in)
     host.start()
     with pytest.raises(NetworkError, match="other nodes"):
-        knock(store, "a secret", "Me", {"nodes": [7]}, timeout=10)
+        join(store, "a secret", "Me", {"nodes": [7]}, timeout=10)
     host.join()
     row.measured(f"{len(odd) + 4} knocks that make no sense: refused, and the next one let in", trials=len(odd) + 4)
 
 
-def door_seal(door, told):
+def door_seal(handshake, told):
     from perron.distributed.launch.handshake import _sealed
 
-    return _sealed("a secret", "knock", door._question, told["own"], told["who"], told["facts"])
+    return _sealed("a secret", "knock", handshake._question, told["own"], told["who"], told["facts"])

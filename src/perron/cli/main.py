@@ -291,11 +291,11 @@ def launch(
         raise PerronError(f"There is no script {script[0]}.")
     if not 0 < grace < float("inf"):
         raise PerronError(f"--grace is a number of seconds, more than 0; got {grace:g}.")
-    from perron.distributed.launch.fork_server import Zygote
+    from perron.distributed.launch.fork_server import ForkServer
 
     command = [sys.executable, *(["-m"] if module else []), *script]
-    zygote = Zygote.of(command)  # it imports PyTorch while we do
-    from perron.distributed.launch.handshake import secret
+    fork_server = ForkServer.for_command(command)  # it imports PyTorch while we do
+    from perron.distributed.launch.handshake import read_secret
     from perron.distributed.launch.launcher import Launcher
 
     try:
@@ -307,14 +307,14 @@ def launch(
             store=store,
             elastic=elastic,
             restarts=restarts,
-            secret=secret(secret_file),
+            secret=read_secret(secret_file),
             grace=grace,
             say=lambda text: say(f"perron: {text}"),
-            zygote=zygote,
+            fork_server=fork_server,
         ).run()
     finally:
-        if zygote is not None:
-            zygote.close()
+        if fork_server is not None:
+            fork_server.close()
     gc.freeze()  # what is collected when the interpreter goes takes most of a second, since torch is large
     raise typer.Exit(3 if code == 1 else code)
 

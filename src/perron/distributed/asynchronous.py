@@ -25,7 +25,7 @@ from perron.algorithms.base import Algorithm
 from perron.algorithms.node import Handle, Later, Side
 from perron.distributed.exchange import Exchange
 from perron.distributed.node import DistributedNode
-from perron.distributed.process_group import LAST, Parcel, Peers, meaning, wait
+from perron.distributed.process_group import DRAIN_SECONDS, Peers, Transfer, explain_error, wait
 from perron.errors import NetworkError, PerronError
 
 FOREVER = 7 * 86400.0  # seconds that a link may be silent: gloo closes all connections when a wait times out
@@ -48,7 +48,7 @@ class _Link(threading.Thread, ABC):
         except NetworkError as error:
             self.error = error
         except (RuntimeError, dist.DistError) as error:
-            self.error = NetworkError(f"{self.what}: {meaning(error)}. {self.peers.remedy}".rstrip())
+            self.error = NetworkError(f"{self.what}: {explain_error(error)}. {self.peers.remedy}".rstrip())
 
     @abstractmethod
     def work(self) -> None:
@@ -56,7 +56,7 @@ class _Link(threading.Thread, ABC):
 
     def pass_on(self, tensor: Tensor, *, sent: bool) -> None:
         """Send it, or fill it; the last number is 0, or 1 for goodbye."""
-        for one in self.peers.post([Parcel(self.neighbour, tensor, self.tag, sent)]):
+        for one in self.peers.post([Transfer(self.neighbour, tensor, self.tag, sent)]):
             wait(one, self.what, FOREVER, self.peers.remedy)
 
 
@@ -151,7 +151,7 @@ class AsynchronousNode(DistributedNode):
         """The links of a side; their threads begin to listen."""
         if not self._last:
             atexit.register(self._abandon)
-        edges, names = self.edges(side, self.step), self.peers.names
+        edges, names = self.edges(side, self.step), self.peers.node_ids
         for source in edges.sources:
             what = f"Node {self.name} lost node {names[source]} (edge node {names[source]} -> node {self.name}, {side})"
             self._in[side, source] = Inbox(self.peers, source, side, what, message)
@@ -191,10 +191,10 @@ class AsynchronousNode(DistributedNode):
         for other in range(self.nodes):
             if other != self.number and any(link.is_alive() for link in self._links()):
                 with suppress(NetworkError, RuntimeError, dist.DistError):
-                    for work in self.peers.post([Parcel(other, torch.empty(1), NOBODY, sent=False)]):
-                        wait(work, "nobody", LAST / 10)
+                    for work in self.peers.post([Transfer(other, torch.empty(1), NOBODY, sent=False)]):
+                        wait(work, "nobody", DRAIN_SECONDS / 10)
                 for link in self._links():
-                    link.join(LAST)
+                    link.join(DRAIN_SECONDS)
 
     def drain(self) -> None:
         """Nothing that is under way has to arrive."""

@@ -34,7 +34,7 @@ from perron._storage.atomic import PART, make_directory, write_bytes
 from perron._storage.lockfile import acquire_lock
 from perron.distributed.consistency import gathered
 from perron.distributed.optimizer import Decentralized
-from perron.distributed.process_group import START
+from perron.distributed.process_group import START_TIMEOUT
 from perron.errors import FileError, PerronError, listed
 
 FORMAT = 2
@@ -138,7 +138,7 @@ def load(folder: str | Path, optimizer: Decentralized) -> Checkpoint | None:
                     found["mine"].append(moment)
                 except FileError as error:
                     found["wrong"].append([*moment, f"Node {number}: {error}"])
-        texts[:] = gathered(json.dumps(found), optimizer.node.peers, START)
+        texts[:] = gathered(json.dumps(found), optimizer.node.peers, START_TIMEOUT)
 
     if optimizer.joined:
         return None

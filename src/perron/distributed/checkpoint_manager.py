@@ -35,10 +35,10 @@ from torch.distributed.distributed_c10d import PrefixStore, _get_default_store
 from perron._storage.atomic import write_bytes
 from perron.distributed import checkpoint
 from perron.distributed.checkpoint import Checkpoint
-from perron.distributed.elastic.heartbeat import KEYS
 from perron.distributed.optimizer import Decentralized
-from perron.distributed.process_group import TIMEOUT, line, mortal
+from perron.distributed.process_group import TIMEOUT, first_line
 from perron.distributed.setup import membership
+from perron.distributed.store import STORE_PREFIX, enable_tcp_keepalive
 from perron.errors import FileError, NetworkError, PerronError
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
@@ -165,7 +165,7 @@ class Keeper:
             if not self._told:
                 self._store.set(f"stop/{self.optimizer.born}/step/{self.optimizer.node.name}", "finished")
         except (RuntimeError, dist.DistError) as error:
-            self._lost = f"the store cannot be reached ({line(error)})"
+            self._lost = f"the store cannot be reached ({first_line(error)})"
 
     def _look(self, training: str) -> None:
         if self._told != training:
@@ -176,7 +176,7 @@ class Keeper:
             with self._lock:
                 self._told, self._goal, promised = training, None, self._promised
             self._store.set(f"{training}/step/{self.optimizer.node.name}", str(promised))
-        keys = [f"{training}/step/{name}" for name in self.optimizer.node.peers.names]
+        keys = [f"{training}/step/{name}" for name in self.optimizer.node.peers.node_ids]
         if self._goal is None and self._store.check(keys):
             told = [raw.decode() for raw in self._store.multi_get(keys)]
             # Some are done: then so will be the others, and the training ends by itself.
@@ -187,6 +187,8 @@ def _store() -> Any:
     """Through which the processes found each other."""
     member = membership()
     default: Any = _get_default_store() if member is None else None
-    store = PrefixStore(KEYS, default.clone()) if member is None else PrefixStore("keeper", member.store.clone())
-    mortal()
+    store = (
+        PrefixStore(STORE_PREFIX, default.clone()) if member is None else PrefixStore("keeper", member.store.clone())
+    )
+    enable_tcp_keepalive()
     return store

@@ -7,17 +7,15 @@ from __future__ import annotations
 
 import json
 import os
-from datetime import timedelta
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch._C._distributed_c10d import TCPStore
-from torch.distributed.distributed_c10d import PrefixStore  # dist names both, but its types do not
+from torch.distributed.distributed_c10d import PrefixStore  # dist names it, but its types do not
 
 from perron._modules import averaged
-from perron.distributed.elastic.heartbeat import KEYS
-from perron.distributed.process_group import TIMEOUT, Peers, mortal
+from perron.distributed.process_group import TIMEOUT, Peers
+from perron.distributed.store import STORE_PREFIX, connect_store
 from perron.errors import PerronError
 
 
@@ -49,18 +47,14 @@ def versions() -> dict[str, str]:
     return {"the version of perron": __version__, "the version of torch": torch.__version__}
 
 
-def met(rank: int, size: int, timeout: timedelta) -> Any:
+def met(rank: int, size: int, timeout: float) -> Any:
     """The store of this attempt at the training, and facts compared through it without which no group can be formed.
 
     Each attempt has a prefix of its own: gloo would take addresses of dead processes for those of the living.
     """
     agent = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
-    host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-    served = TCPStore(
-        host, port, is_master=rank == 0 and not agent, timeout=timeout, wait_for_workers=False, multi_tenant=True
-    )
-    mortal(host, port)
-    store = PrefixStore(f"{KEYS}/attempt {os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", served)
+    served = connect_store(timeout, serve=rank == 0 and not agent)
+    store = PrefixStore(f"{STORE_PREFIX}/attempt {os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", served)
     mine = json.dumps({"the number of nodes": size} | versions())
     store.set(f"facts/{rank}", mine)
     refuse_differences({0: store.get("facts/0").decode(), rank: mine})

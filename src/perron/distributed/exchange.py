@@ -11,7 +11,7 @@ from scipy.sparse import issparse
 from torch import Tensor
 
 from perron.algorithms.node import Handle, Side
-from perron.distributed.process_group import Parcel, meaning, timed
+from perron.distributed.process_group import Transfer, explain_error, record_waits
 from perron.errors import NetworkError
 from perron.random import Keyed
 
@@ -129,7 +129,7 @@ class Batch:
         except (RuntimeError, dist.DistError) as error:
             self.error = error  # raised where somebody waits
 
-    def _parcel(self, load: Load) -> Parcel:
+    def _parcel(self, load: Load) -> Transfer:
         node, tensors = self.node, [self.exchanges[place].tensor for place in load.places]
         if load.sent:
             flat = [tensor.reshape(-1) for tensor in tensors]
@@ -137,15 +137,15 @@ class Batch:
         else:
             size = sum(tensor.numel() for tensor in tensors)
             buffer = torch.empty(size, dtype=node.wire or tensors[0].dtype, device=tensors[0].device)
-        return Parcel(load.neighbour, buffer, node.tag(load.number), load.sent)
+        return Transfer(load.neighbour, buffer, node.tag(load.number), load.sent)
 
     def finish(self) -> None:
         """Wait for all messages and form the sums."""
         node = self.node
         if self.error is not None:
-            said = f"Node {node.name} lost {self._everybody()} in step {node.step}: {meaning(self.error)}."
+            said = f"Node {node.name} lost {self._everybody()} in step {node.step}: {explain_error(self.error)}."
             raise NetworkError(f"{said} {node.peers.remedy}".rstrip()) from None
-        works = timed(self.works, [node.peers.names[load.neighbour] for load in self.loads], node.waited)
+        works = record_waits(self.works, [node.peers.node_ids[load.neighbour] for load in self.loads], node.waited)
         try:
             node.peers.finish([(one, partial(self._lost, place)) for place, one in enumerate(works)], node.timeout)
         except NetworkError:
@@ -169,7 +169,7 @@ class Batch:
     def _lost(self, place: int) -> str:
         """What an error says if a work fails. NCCL gives one for all messages, gloo one for each."""
         node, single = self.node, len(self.works) == len(self.loads)
-        load, other = self.loads[place], node.peers.names[self.loads[place].neighbour]
+        load, other = self.loads[place], node.peers.node_ids[self.loads[place].neighbour]
         who = f"node {other}" if single else self._everybody()
         exchanges = [self.exchanges[one] for one in load.places] if single else self.exchanges
         what = " and ".join(str(one) for one in exchanges)
@@ -179,7 +179,7 @@ class Batch:
         return f"Node {node.name} lost {who} in step {self.exchanges[0].step} ({what})"
 
     def _everybody(self) -> str:
-        names = sorted({self.node.peers.names[load.neighbour] for load in self.loads})
+        names = sorted({self.node.peers.node_ids[load.neighbour] for load in self.loads})
         return f"one of the nodes {', '.join(map(str, names))}"
 
 

@@ -24,9 +24,9 @@ from perron.algorithms.node import IN_FULL, Handle, Node, Side
 from perron.distributed.exchange import Apart, Batch, Edges, Exchange, Load, Mean, loads
 from perron.distributed.process_group import (
     TIMEOUT,
-    Group,
+    FixedPeers,
     Peers,
-    checked,
+    check_timeout,
 )
 from perron.errors import PerronError
 from perron.networks.facts import Network
@@ -61,13 +61,13 @@ class DistributedNode(Node):
         device: torch.device | str = "cpu",
         wire: torch.dtype | None = None,
     ) -> None:
-        self.peers = Group() if peers is None else peers
+        self.peers = FixedPeers() if peers is None else peers
         size = self.peers.size
         if size != mixing.nodes:
             raise PerronError(f"The network has {mixing.nodes} nodes but the process group {size}; they need as many.")
-        self.mixing, self.timeout, self.wire = mixing, checked(timeout), wire
+        self.mixing, self.timeout, self.wire = mixing, check_timeout(timeout), wire
         self.nodes, self.number, self.step = size, self.peers.rank, 0
-        self.name = self.peers.names[self.number]
+        self.name = self.peers.node_ids[self.number]
         self._dtype, self._device = dtype, device
         self._edges: dict[tuple[Side, int], Edges] = {}
         self._plans: dict[tuple[Any, ...], list[Load]] = {}

@@ -40,7 +40,7 @@ from perron.distributed.elastic.membership import Change, Membership
 from perron.distributed.elastic.recovery import rebuild_network
 from perron.distributed.flat_parameters import Flat
 from perron.distributed.node import DistributedNode
-from perron.distributed.process_group import START, TIMEOUT, Group, Peers, checked
+from perron.distributed.process_group import START_TIMEOUT, TIMEOUT, FixedPeers, Peers, check_timeout
 from perron.distributed.setup import membership
 from perron.errors import NetworkError, PerronError
 from perron.networks.builder import NetworkLike, build_network
@@ -114,7 +114,7 @@ class Decentralized(torch.optim.Optimizer):
         self.nonfinite, self.timeout, self.asynchronous = nonfinite, timeout, asynchronous
         self._graph = graph if isinstance(graph, str) or not isinstance(graph, Iterable) else tuple(graph)
         self._settings: dict[str, Any] = {"weights": weights, "seed": seed, "wire": wire, "broadcast": broadcast}
-        self._settings |= {"timeout": checked(timeout), "nonfinite": nonfinite, "asynchronous": asynchronous}
+        self._settings |= {"timeout": check_timeout(timeout), "nonfinite": nonfinite, "asynchronous": asynchronous}
         self._kind = pacing(self.algorithm, elastic=self._membership is not None) if asynchronous else DistributedNode
         self._flat = Flat(self.param_groups, self.model)
         self._made = True
@@ -128,7 +128,7 @@ class Decentralized(torch.optim.Optimizer):
         self.changes: list[Change] = []
         if self._membership is None:
             with torch.no_grad():
-                self._assemble(Group(group), [], 0)
+                self._assemble(FixedPeers(group), [], 0)
         else:
             if self._flat.device.type != "cpu":
                 raise PerronError(f"Elastic membership works on gloo, for CPU tensors; got {self._flat.device}.")
@@ -280,14 +280,14 @@ class Decentralized(torch.optim.Optimizer):
         """
         weights, seed, wire = (self._settings[name] for name in ("weights", "seed", "wire"))
         if sources or (self._membership is not None and peers.size != self._membership.size):
-            self.mixing = rebuild_network(self._graph, peers.names, self.algorithm, weights=weights, seed=seed)
+            self.mixing = rebuild_network(self._graph, peers.node_ids, self.algorithm, weights=weights, seed=seed)
         else:
             self.mixing = build_network(self._graph, peers.size, weights=weights, seed=seed)
         self.algorithm.check(Network(self.mixing))
         options: dict[str, Any] = {"timeout": self.timeout, "seed": seed, "wire": WIRES[wire]}
         options |= {"dtype": self._flat.dtype, "device": self._flat.device}
         self.node = self._kind(self.mixing, peers=peers, **options)
-        limit = self.timeout if sources else START
+        limit = self.timeout if sources else START_TIMEOUT
         if sources:
             self._take_over_groups(sources, limit)
         try:
@@ -333,32 +333,34 @@ class Decentralized(torch.optim.Optimizer):
             self._broken = NetworkError(str(error))
             raise
         finally:
-            gc.collect()  # what an abandoned epoch leaves behind is large, and holds connections open
+            gc.collect()  # what an abandoned generation leaves behind is large, and holds connections open
 
     def _met_anew(self, membership: Membership, doing: str, why: NetworkError) -> bool:
         began, step = time.monotonic(), 0 if doing == "start" else self.steps
         while True:
-            epoch = membership.enter(doing, step, why, fresh=self._empty)
-            me, self._met = epoch.members[epoch.rank], [(one.doing, one.step) for one in epoch.members]
-            sources, furthest = epoch.sources()
+            generation = membership.rendezvous(doing, step, why, fresh=self._empty)
+            me, self._met = generation.members[generation.rank], [(one.phase, one.step) for one in generation.members]
+            sources, furthest = generation.sources()
             if not self._empty:
                 self._flat.vector.copy_(self.algorithm_state.x)
-            self._empty = self._empty or epoch.rank not in sources
+            self._empty = self._empty or generation.rank not in sources
             try:
-                self._assemble(epoch, sources, furthest)
+                self._assemble(generation, sources, furthest)
                 break
             except NetworkError as error:
                 why = error
         if not sources:
-            if epoch.number:
+            if generation.number:
                 log.warning("Nobody has a model to go on with: training starts anew, unless a checkpoint is loaded.")
             return False
-        self.joined = self.joined or (doing == "start" and (furthest > 0 or epoch.under_way))
-        came = tuple(one.node for one in epoch.members if one.fresh)
-        self.changes.append(Change(self.steps, tuple(epoch.names), epoch.lost, came, time.monotonic() - began))
-        if epoch.rank == sources[0] or me.fresh:
+        self.joined = self.joined or (doing == "start" and (furthest > 0 or generation.in_progress))
+        came = tuple(one.node for one in generation.members if one.fresh)
+        self.changes.append(
+            Change(self.steps, tuple(generation.node_ids), generation.lost, came, time.monotonic() - began)
+        )
+        if generation.rank == sources[0] or me.fresh:
             log.warning("%s", self.changes[-1])
-        return epoch.rank not in sources
+        return generation.rank not in sources
 
     def together(self, doing: str, action: Callable[[], None]) -> bool:
         """Something that all members do at once; whether it was done.

@@ -1,26 +1,16 @@
-"""The processes that work together: post messages to them, start collectives, and wait for each with an end to it.
+"""A group of processes that exchange tensors: point-to-point transfers, collectives, and waits that always time out.
 
-`Group` is a process group of torch.distributed, whose members stay the same; `elastic.membership.Epoch` is one that ends when a
-member is lost or a new one comes. The engine knows only `Peers`.
+`FixedPeers` is a process group of torch.distributed, whose members never change. `elastic.membership.Generation` is a group that
+ends when a member is lost or a process joins. The rest of the engine uses the interface `Peers`.
 """
 
 from __future__ import annotations
 
 import atexit
-import ctypes
-import gc
-import os
-import signal
-import socket
-import stat
-import sys
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from datetime import timedelta
-from pathlib import Path
-from types import TracebackType
 from typing import Any, NamedTuple
 
 import torch.distributed as dist
@@ -29,217 +19,172 @@ from torch._C._distributed_c10d import AllgatherOptions
 
 from perron.errors import NetworkError, PerronError
 
-# How long anybody waits for anything, in seconds. One of them is yours to set, `Decentralized(timeout=)`; it must be longer than
-# a process may pause for, and is what tells a dead node from a slow one. The others follow from it, or from how processes start.
-TIMEOUT = 15.0  # a neighbour may be silent in an exchange, or a process in a collective, for so long
-START = 20 * TIMEOUT  # for all processes to come at the start, with imports and data: `distributed.init(timeout=)`
-BEAT = 0.2  # between two heartbeats of an elastic member
-PATIENCE = 10 * BEAT  # without a heartbeat after which a member is taken for lost; shorter than any elastic timeout
-FAREWELL = 1.0  # when a node has died, for the others to notice and say so before the launcher ends them
-GRACE = 2 * TIMEOUT  # for nodes that were told to end: to agree on a step, do it, save, and go: `perron launch --grace`
-SILENCE = TIMEOUT + PATIENCE  # without a heartbeat after which a node that is left over at the end is ended
-LAST = 0.25  # for threads to come to rest
+# All timeouts, in seconds. Users set one of them, `Decentralized(timeout=)`: it separates dead nodes from slow ones, and must
+# be longer than any pause of a healthy process. The others follow from it, or from how processes start.
+TIMEOUT = 15.0  # a neighbor may be silent in an exchange, or a process in a collective, for this long
+START_TIMEOUT = 20 * TIMEOUT  # until all processes have started, with imports and data: `distributed.init(timeout=)`
+HEARTBEAT_INTERVAL = 0.2  # between two heartbeats of an elastic member
+HEARTBEAT_TIMEOUT = 10 * HEARTBEAT_INTERVAL  # without a heartbeat until a member counts as lost; less than TIMEOUT
+EXIT_GRACE = 1.0  # after a node died, for the others to report what they saw before the launcher kills them
+STOP_GRACE = (
+    2 * TIMEOUT
+)  # after a signal, for nodes to agree on a step, finish it, save and exit: `perron launch --grace`
+STALL_TIMEOUT = TIMEOUT + HEARTBEAT_TIMEOUT  # without a heartbeat until a node that outlived the training is killed
+DRAIN_SECONDS = 0.25  # for background threads to release their tensors
 
-AGAIN = "Start again: it goes on from the last checkpoint."
+RESUME_HINT = "Start again to resume from the last checkpoint."
 
-Words = str | Callable[[], str]
+Description = str | Callable[[], str]
 
 
-class Parcel(NamedTuple):
-    """A tensor to send to a neighbour, or to fill with what it sends."""
+class Transfer(NamedTuple):
+    """A tensor to send to a peer, or to receive from it."""
 
-    neighbour: int
+    peer: int
     tensor: Tensor
     tag: int
     sent: bool
 
 
 class Peers(ABC):
-    """Some processes, numbered from 0.
+    """A group of processes with ranks 0, ..., size - 1.
 
     Attributes:
-        rank: this one's number.
-        size: how many there are.
-        names: the number that each had from its launcher; it stays when others go.
-        remedy: what an error about a lost peer advises.
-        group: of torch.distributed, in which collectives take place.
+        rank: of this process.
+        size: number of processes.
+        node_ids: the launcher's number of each rank; unlike ranks, these do not change when other processes leave.
+        remedy: the advice at the end of an error about a lost peer.
+        group: the process group of torch.distributed that runs the collectives.
     """
 
     rank: int
     size: int
-    names: Sequence[int]
+    node_ids: Sequence[int]
     remedy: str = ""
     group: Any
 
     @abstractmethod
-    def post(self, parcels: list[Parcel]) -> list[Any]:
-        """Start all transfers; a piece of work for each, or one for all."""
+    def post(self, transfers: list[Transfer]) -> list[Any]:
+        """Start all transfers; return a work handle for each, or one for all."""
 
-    # A collective has to be told its timeout when it starts: gloo does not heed the one that it is waited for with, and closes
-    # all connections after that of the group.
+    # A collective needs its timeout when it starts: gloo ignores the one passed to wait(), and closes all connections after
+    # the timeout of the group.
 
     def all_reduce(self, tensor: Tensor, op: Any = dist.ReduceOp.SUM, *, timeout: float = TIMEOUT) -> Any:
-        """Start a reduction over all, in place."""
-        options = _timely(dist.AllreduceOptions(), timeout)
-        options.reduceOp = op
+        """Start to reduce a tensor over all ranks, in place."""
+        options = dist.AllreduceOptions()
+        options.reduceOp, options.timeout = op, timedelta(seconds=timeout)
         return self.group.allreduce([tensor], options)
 
     def all_gather(self, tensors: list[Tensor], tensor: Tensor, *, timeout: float = TIMEOUT) -> Any:
-        """Start a gathering of everybody's tensor."""
-        return self.group.allgather([tensors], [tensor], _timely(AllgatherOptions(), timeout))
+        """Start to gather the tensors of all ranks."""
+        options = AllgatherOptions()
+        options.timeout = timedelta(seconds=timeout)
+        return self.group.allgather([tensors], [tensor], options)
 
     def broadcast(self, tensor: Tensor, root: int, *, timeout: float = TIMEOUT) -> Any:
-        """Start to take over one member's tensor."""
-        options = _timely(dist.BroadcastOptions(), timeout)
-        options.rootRank, options.rootTensor = root, 0
+        """Start to copy the tensor of rank ``root`` to all ranks, in place."""
+        options = dist.BroadcastOptions()
+        options.rootRank, options.rootTensor, options.timeout = root, 0, timedelta(seconds=timeout)
         return self.group.broadcast([tensor], options)
 
     @abstractmethod
-    def finish(self, works: Sequence[tuple[Any, Words]], timeout: float = TIMEOUT) -> None:
-        """Wait for what was started; each work comes with the words that an error begins with, or a function that finds them."""
+    def finish(self, works: Sequence[tuple[Any, Description]], timeout: float = TIMEOUT) -> None:
+        """Wait for work handles; each comes with the beginning of its error message, or a function that returns it."""
 
 
-class Group(Peers):
-    """A process group of torch.distributed; the default one if None."""
+class FixedPeers(Peers):
+    """A process group of torch.distributed; the default group if None."""
 
-    remedy = AGAIN
+    remedy = RESUME_HINT
 
     def __init__(self, group: Any = None) -> None:
         self.group = dist.group.WORLD if group is None else group
         self.rank, self.size = dist.get_rank(group), dist.get_world_size(group)
-        self.names = dist.get_process_group_ranks(group) if group is not None else range(self.size)
+        self.node_ids = dist.get_process_group_ranks(group) if group is not None else range(self.size)
 
-    def post(self, parcels: list[Parcel]) -> list[Any]:
-        """On gloo one by one, which is what a batch comes to there, and faster; in one batch where NCCL needs it."""
-        if all(one.tensor.device.type == "cpu" for one in parcels):
-            send, receive = self.group.send, self.group.recv
-            return [(send if one.sent else receive)([one.tensor], one.neighbour, one.tag) for one in parcels]
+    def post(self, transfers: list[Transfer]) -> list[Any]:
+        """Start transfers one by one on gloo, which does not batch them anyway; in one batch on NCCL, which needs it."""
+        if all(transfer.tensor.device.type == "cpu" for transfer in transfers):
+            return post_to(self.group, transfers)
         ops = [
             dist.P2POp(
-                dist.isend if one.sent else dist.irecv,
-                one.tensor,
+                dist.isend if transfer.sent else dist.irecv,
+                transfer.tensor,
                 group=self.group,
-                group_peer=one.neighbour,
-                tag=one.tag,
+                group_peer=transfer.peer,
+                tag=transfer.tag,
             )
-            for one in parcels
+            for transfer in transfers
         ]
         return list(dist.batch_isend_irecv(ops))
 
-    def finish(self, works: Sequence[tuple[Any, Words]], timeout: float = TIMEOUT) -> None:
-        """One after the other."""
-        for work, what in works:
-            wait(work, what, timeout, self.remedy)
+    def finish(self, works: Sequence[tuple[Any, Description]], timeout: float = TIMEOUT) -> None:
+        for work, description in works:
+            wait(work, description, timeout, self.remedy)
 
 
-def _timely(options: Any, timeout: float) -> Any:
-    options.timeout = timedelta(seconds=timeout)
-    return options
+def post_to(group: Any, transfers: list[Transfer]) -> list[Any]:
+    """Start each transfer on a gloo process group."""
+    return [
+        (group.send if transfer.sent else group.recv)([transfer.tensor], transfer.peer, transfer.tag)
+        for transfer in transfers
+    ]
 
 
-class _Timed:
-    """A piece of work; the seconds that were spent in waiting for it are added to those for its neighbour."""
+class _TimedWork:
+    """A work handle that adds the seconds spent waiting for it to a neighbor's total."""
 
-    def __init__(self, work: Any, waited: dict[int, float], neighbour: int) -> None:
-        self.work, self.waited, self.neighbour = work, waited, neighbour
+    def __init__(self, work: Any, waited: dict[int, float], neighbor: int) -> None:
+        self.work, self.waited, self.neighbor = work, waited, neighbor
 
     def wait(self, timeout: timedelta) -> None:
         began = time.monotonic()
         try:
             self.work.wait(timeout)
         finally:
-            self.waited[self.neighbour] += time.monotonic() - began
+            self.waited[self.neighbor] += time.monotonic() - began
 
 
-def timed(works: list[Any], neighbours: list[int], waited: dict[int, float]) -> list[Any]:
-    """The same works, with the seconds counted; as they are if there is one for all messages, as of NCCL."""
-    if len(works) != len(neighbours):
+def record_waits(works: list[Any], neighbors: list[int], waited: dict[int, float]) -> list[Any]:
+    """Wrap work handles so that waiting times are added to ``waited``; NCCL's single handle for all messages is not."""
+    if len(works) != len(neighbors):
         return works
-    return [_Timed(work, waited, neighbour) for work, neighbour in zip(works, neighbours, strict=True)]
+    return [_TimedWork(work, waited, neighbor) for work, neighbor in zip(works, neighbors, strict=True)]
 
 
-def wait(work: Any, what: Words, timeout: float, remedy: str = "") -> None:
-    """Wait for something that torch.distributed has started; what goes wrong is told in our words."""
+def wait(work: Any, description: Description, timeout: float, remedy: str = "") -> None:
+    """Wait for a work handle of torch.distributed; its failure becomes a NetworkError that begins with the description."""
     try:
         work.wait(timedelta(seconds=timeout))
     except (RuntimeError, dist.DistError) as error:
-        said = f"it was silent for {timeout:g} s" if "timed out" in str(error).lower() else meaning(error)
-        raise NetworkError(f"{what if isinstance(what, str) else what()}: {said}. {remedy}".rstrip()) from None
+        cause = f"it was silent for {timeout:g} s" if "timed out" in str(error).lower() else explain_error(error)
+        prefix = description if isinstance(description, str) else description()
+        raise NetworkError(f"{prefix}: {cause}. {remedy}".rstrip()) from None
 
 
-def meaning(error: BaseException) -> str:
-    """What torch.distributed's error means."""
+def explain_error(error: BaseException) -> str:
+    """Return the cause of an error of torch.distributed, as part of a sentence."""
     closed = ("closed by peer", "reset by peer", "Broken pipe", "pair closure", "refused")
     if any(words in str(error) for words in closed):
         return "its connection is closed, the process is gone or has given up"
-    return line(error)
+    return first_line(error)
 
 
-def line(error: BaseException) -> str:
-    """The first line of an error, without the place in the source."""
+def first_line(error: BaseException) -> str:
+    """Return the first line of an error, without the position in torch's source."""
     return str(error).split("\n")[0].rpartition("] ")[2].strip()[:200]
 
 
-def mortal(host: str | None = None, port: int | None = None) -> None:
-    """Have this process's connections to a store end when the machine over there goes away without a word, as with its power.
-
-    torch's store waits for an answer without end, and so does the system for many minutes. On Linux it then ends after `TIMEOUT`.
-
-    Args:
-        host, port: of the store; what the launcher told if None.
-    """
-    host, port = host or os.environ.get("MASTER_ADDR"), port or int(os.environ.get("MASTER_PORT", "0"))
-    if sys.platform != "linux" or host is None:  # processes may also have met through a file
-        return
-    there = {found[4][:2] for found in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)}
-    for number in [int(path.name) for path in Path("/proc/self/fd").iterdir()]:
-        with suppress(OSError):  # gone meanwhile, or not connected
-            if stat.S_ISSOCK(os.fstat(number).st_mode):
-                with socket.socket(fileno=os.dup(number)) as one:
-                    if one.family == socket.AF_UNIX:
-                        continue
-                    address, port = one.getpeername()[:2]
-                    if (address.removeprefix("::ffff:"), port) in there:
-                        one.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-                        one.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, int(TIMEOUT / 3))
-                        one.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, int(TIMEOUT / 5))
-                        one.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(1000 * TIMEOUT))
-
-
-def checked(timeout: float, least: float = 0.0) -> float:
-    """A number of seconds that can be waited for."""
+def check_timeout(timeout: float, least: float = 0.0) -> float:
+    """Return a timeout if it is finite and more than ``least`` seconds."""
     if not least < timeout < float("inf"):
         raise PerronError(f"timeout is a number of seconds, more than {least:g}; got {timeout}.")
     return timeout
 
 
-def follow_launcher() -> None:
-    """End with the launcher, where it can be arranged: a worker that nobody watches would train on for nobody.
-
-    What perron refuses or loses is then said in one line, as by the command line itself.
-    """
-    launcher = os.environ.pop("PERRON_LAUNCHER", None)  # not for processes that this one starts
-    if launcher is None:
-        return
-    if os.environ.get("PERRON_DEBUG", "") in ("", "0"):
-        sys.excepthook = _one_line
-    if sys.platform != "linux":
-        return
-    ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
-    if os.getppid() != int(launcher):
-        raise NetworkError("The launcher of this process is gone.")
-
-
-def _one_line(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-    if issubclass(kind, PerronError):
-        sys.stderr.write(f"perron: {error}\n")
-        gc.freeze()  # what is collected when the interpreter goes takes most of a second, since torch is large
-    else:
-        sys.__excepthook__(kind, error, trace)
-
-
 @atexit.register
-def _linger() -> None:
-    """Let gloo's threads drop what they hold: one that meets an interpreter in its last moments aborts the process."""
+def _drain() -> None:
+    """Let gloo's threads release their tensors: one that does so while the interpreter shuts down aborts the process."""
     if dist.is_available() and dist.is_initialized():
-        time.sleep(LAST)
+        time.sleep(DRAIN_SECONDS)

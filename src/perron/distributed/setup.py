@@ -10,14 +10,15 @@ import torch
 import torch.distributed as dist
 
 from perron.distributed.consistency import met
-from perron.distributed.elastic.membership import Membership, joined
-from perron.distributed.process_group import LAST, START, checked, follow_launcher, line
+from perron.distributed.elastic.membership import Membership, connect
+from perron.distributed.launch.worker import exit_with_launcher
+from perron.distributed.process_group import DRAIN_SECONDS, START_TIMEOUT, check_timeout, first_line
 from perron.errors import NetworkError, PerronError
 
 _membership: Membership | None = None
 
 
-def init(*, backend: str | None = None, timeout: float = START, elastic: bool | None = None) -> tuple[int, int]:
+def init(*, backend: str | None = None, timeout: float = START_TIMEOUT, elastic: bool | None = None) -> tuple[int, int]:
     """Join the processes that the launcher (torchrun, or perron launch) describes; this node's number, and how many begin.
 
     gloo on CPUs, NCCL where every process has a GPU of its own. ``timeout`` is how many seconds to wait for the others at the
@@ -37,23 +38,23 @@ def init(*, backend: str | None = None, timeout: float = START, elastic: bool | 
             f"There is no process group: {', '.join(missing)} not set. Start with: torchrun --standalone --nproc-per-node 4 "
             "script.py"
         )
-    checked(timeout)
-    follow_launcher()
+    check_timeout(timeout)
+    exit_with_launcher()
     if elastic or (elastic is None and os.environ.get("PERRON_ELASTIC") == "1"):
         if backend not in (None, "gloo"):
             raise PerronError(f"Elastic membership works on gloo; got backend {backend!r}.")
-        _membership = joined()
+        _membership = connect()
         return _membership.node, _membership.size
     many = torch.cuda.is_available() and torch.cuda.device_count() >= int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     if many:
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
     rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     try:
-        store = met(rank, size, timedelta(seconds=timeout))
+        store = met(rank, size, timeout)
         chosen = backend or ("cpu:gloo,cuda:nccl" if many else "gloo")
         dist.init_process_group(chosen, store=store, rank=rank, world_size=size, timeout=timedelta(seconds=timeout))
     except (RuntimeError, dist.DistError) as error:
-        raise NetworkError(f"The process group could not be formed within {timeout:g} s: {line(error)}") from None
+        raise NetworkError(f"The process group could not be formed within {timeout:g} s: {first_line(error)}") from None
     return rank, size
 
 
@@ -65,7 +66,9 @@ def membership() -> Membership | None:
 def shutdown() -> None:
     """At the end of a script: take the process group down, on every node."""
     if dist.is_initialized():
-        time.sleep(LAST)  # threads of gloo that still hold tensors when the interpreter goes would abort the process
+        time.sleep(
+            DRAIN_SECONDS
+        )  # threads of gloo that still hold tensors when the interpreter goes would abort the process
         dist.destroy_process_group()
 
 

@@ -11,9 +11,8 @@ from typing import Any, Protocol
 
 import torch.distributed as dist
 
-from perron.distributed.process_group import BEAT, PATIENCE, TIMEOUT
+from perron.distributed.process_group import HEARTBEAT_INTERVAL, HEARTBEAT_TIMEOUT, TIMEOUT
 
-KEYS = "perron"  # prefix of all keys in the store
 TRIES = 3  # of the store, before it is given up
 
 log = logging.getLogger("perron")
@@ -29,14 +28,14 @@ class Watched(Protocol):
         """Wake whoever waits."""
 
 
-class Pulse(threading.Thread):
-    """Sends this process's heartbeats, and watches those of others; ends an epoch when one of its members is lost."""
+class Heartbeat(threading.Thread):
+    """Sends this process's heartbeats, and watches those of others; ends an generation when one of its members is lost."""
 
     def __init__(self, store: Any, name: str) -> None:
         super().__init__(name="perron pulse", daemon=True)
         self.store = store
         self.own = name
-        self.epoch: Watched | None = None
+        self.generation: Watched | None = None
         self._lock = threading.Lock()
         self._seen: dict[str, tuple[str, float]] = {}
         self._count = 0
@@ -44,7 +43,7 @@ class Pulse(threading.Thread):
         self._stopped = threading.Event()
         self._beat()
 
-    def say(self, final: str) -> None:
+    def set_final_status(self, final: str) -> None:
         """The last word of this process; nothing if it has had one."""
         if not self._final:
             self._final = final
@@ -61,14 +60,14 @@ class Pulse(threading.Thread):
         with self._lock:
             now = time.monotonic()
             self._seen = {name: self._seen.get(name, ("", now)) for name in names}
-            self._look()
+            self.poll()
 
-    def alive(self, name: str) -> bool:
+    def is_responsive(self, name: str) -> bool:
         """Whether a watched process has been heard of lately, and has neither finished nor gone."""
         value, since = self._seen[name]
-        return not value.startswith(("finished", "gone")) and time.monotonic() - since < PATIENCE
+        return not value.startswith(("finished", "gone")) and time.monotonic() - since < HEARTBEAT_TIMEOUT
 
-    def state(self, name: str, patience: float = PATIENCE) -> str:
+    def status(self, name: str, patience: float = HEARTBEAT_TIMEOUT) -> str:
         """What is known of a watched process."""
         value, since = self._seen[name]
         if value.startswith(("finished", "gone")):
@@ -79,18 +78,18 @@ class Pulse(threading.Thread):
     def run(self) -> None:
         """Until told to stop, or until the store is gone: then members can change no more, but go on."""
         before, failures = time.monotonic(), 0
-        while not self._stopped.wait(BEAT):
+        while not self._stopped.wait(HEARTBEAT_INTERVAL):
             try:
                 now = time.monotonic()
                 with self._lock:
                     if (
-                        now - before > PATIENCE / 2
+                        now - before > HEARTBEAT_TIMEOUT / 2
                     ):  # this process was stopped or starved: the others get their time again
                         self._seen = {name: (value, now) for name, (value, _) in self._seen.items()}
                     before = now
                     self._beat()
-                    self._look()
-                self._judge()
+                    self.poll()
+                self.detect_failures()
                 failures = 0
             except (RuntimeError, dist.DistError):
                 failures += 1
@@ -102,29 +101,29 @@ class Pulse(threading.Thread):
 
     def _beat(self) -> None:
         self._count += 1
-        self.store.set(f"b/{self.own}", self._final or str(self._count))
+        self.store.set(f"heartbeat/{self.own}", self._final or str(self._count))
 
-    def _look(self) -> None:
+    def poll(self) -> None:
         if not self._seen:
             return
         now, names = time.monotonic(), list(self._seen)
-        for name, raw in zip(names, self.store.multi_get([f"b/{name}" for name in names]), strict=True):
+        for name, raw in zip(names, self.store.multi_get([f"heartbeat/{name}" for name in names]), strict=True):
             if raw.decode() != self._seen[name][0]:
                 self._seen[name] = (raw.decode(), now)
 
-    def _judge(self) -> None:
-        epoch = self.epoch
-        if epoch is None:
+    def detect_failures(self) -> None:
+        generation = self.generation
+        if generation is None:
             return
         with self._lock:
-            key = f"e{epoch.number}/end"
+            key = f"generation/{generation.number}/end"
             lost = [
-                f"node {one.node} is lost ({self.state(one.name)})"
-                for one in epoch.members
-                if one.name in self._seen and not self.alive(one.name) and self.state(one.name) != "finished"
+                f"node {one.node} is lost ({self.status(one.name)})"
+                for one in generation.members
+                if one.name in self._seen and not self.is_responsive(one.name) and self.status(one.name) != "finished"
             ]
             if lost and not self._final:
                 self.store.compare_set(key, "", ", ".join(lost))
             why = self.store.get(key).decode() if self.store.check([key]) else ""
         if why:
-            epoch.end(why)
+            generation.end(why)

@@ -1,23 +1,23 @@
-"""Members that come and go: how processes agree, again and again, on who takes part.
+"""Elastic membership: how processes agree, each time one is lost or joins, on the members of the next generation.
 
-A training is a chain of epochs; epoch k is a list of members and a gloo context among them. It ends when a member finds a
-neighbour's connection closed, when somebody's heartbeat stops, or when a newcomer knocks. Then everybody who is left registers
-for epoch k + 1, and one decision, made once in the store, says who its members are:
+A training is a sequence of generations. Generation k is a list of members and a gloo context among them. It ends when a member
+finds a neighbor's connection closed, when the heartbeat of a member stops, or when a process asks to join. The remaining
+processes then register for generation k + 1, and one decision, written once to the store, fixes its members:
 
-- A registered member of epoch k goes on with its model; anybody else is *fresh* and is given one. So a process that was
-  stopped and wakes up later, or was restarted, comes back with the others' model and not with its old one.
-- Members of epoch k that are alive are waited for. Those that are not are left behind if more than half of epoch k's members
-  are there or have finished (a part that was cut off cannot train on its own).
+- A registered member of generation k keeps its model. Every other process is *fresh* and receives a model, so that a process that
+  was stopped and resumed, or was restarted, continues with the model of the others instead of an old one.
+- The decision waits for all members of generation k that are alive. It proceeds without the others if more than half of the
+  members of generation k have registered or finished: a minority that was cut off cannot train on its own.
 
-gloo can neither wake nor poll a wait, so a thread of the epoch does the waiting; when the epoch ends, the process leaves that
-thread behind with its context. Heartbeats, registrations and decisions go through a store that the launcher hosts, as JSON.
+gloo can neither interrupt nor poll a wait, so a thread of the generation waits; when the generation ends, the process abandons
+that thread and its context. Heartbeats, registrations and decisions are JSON in the store that the launcher hosts.
 
-    b/NAME        a counter that rises with every heartbeat, or how NAME ended: "finished" or "gone: ..."
-    e3/seats      who has registered for epoch 3, a line each
-    e3/members    the decision
-    e3/end        why it ended
-    latest        a number of an epoch that was decided; later ones may have been since
-    dead/4        how node 4 ended, if the launcher does not start it again
+    heartbeat/NAME            a counter that rises with every heartbeat, or the final status: "finished" or "gone: ..."
+    generation/3/registered   the processes that registered for generation 3, a line each
+    generation/3/members      the decision
+    generation/3/end          why it ended
+    latest                    the number of a decided generation; later ones may exist
+    dead/4                    how node 4 ended, if the launcher does not restart it
 """
 
 from __future__ import annotations
@@ -36,16 +36,27 @@ from secrets import token_hex
 from typing import Any, NamedTuple
 
 import torch.distributed as dist
-from torch._C._distributed_c10d import TCPStore
 from torch.distributed.distributed_c10d import PrefixStore  # dist names both, but its types do not
 
-from perron.distributed.elastic.heartbeat import KEYS, Pulse
-from perron.distributed.launch.handshake import knock, secret
-from perron.distributed.process_group import PATIENCE, START, TIMEOUT, Parcel, Peers, Words, checked, line, mortal, wait
+from perron.distributed.elastic.heartbeat import Heartbeat
+from perron.distributed.launch.handshake import join, read_secret
+from perron.distributed.process_group import (
+    HEARTBEAT_TIMEOUT,
+    START_TIMEOUT,
+    TIMEOUT,
+    Description,
+    Peers,
+    Transfer,
+    check_timeout,
+    first_line,
+    post_to,
+    wait,
+)
+from perron.distributed.store import STORE_PREFIX, connect_store, enable_tcp_keepalive
 from perron.errors import NetworkError, PerronError, listed
 
 QUIET = 0.25  # seconds without a new registration before a decision
-LOOK = 0.02  # seconds between looks at the store
+POLL_INTERVAL = 0.02  # seconds between looks at the store
 
 log = logging.getLogger("perron")
 
@@ -53,14 +64,14 @@ log = logging.getLogger("perron")
 class Member(NamedTuple):
     """A process as it registers.
 
-    ``node`` is its number from the launcher; ``name`` is new for every process that had that number; ``doing`` is what it was
-    doing when the last epoch ended, and ``step`` how many steps it had done.
+    ``node`` is its number from the launcher; ``name`` is new for every process that had that number; ``phase`` is what it was
+    doing when the last generation ended, and ``step`` how many steps it had done.
     """
 
     node: int
     name: str
     fresh: bool
-    doing: str
+    phase: str
     step: int
 
 
@@ -83,7 +94,7 @@ class Change(NamedTuple):
         )
 
 
-class Epoch(Peers):
+class Generation(Peers):
     """The members between two changes, and their messages.
 
     Attributes:
@@ -94,29 +105,29 @@ class Epoch(Peers):
 
     def __init__(self, number: int, members: Sequence[Member], name: str, lost: dict[int, str]) -> None:
         self.number, self.members, self.lost = number, members, lost
-        self.names = [member.node for member in members]
+        self.node_ids = [member.node for member in members]
         self.rank, self.size = [member.name for member in members].index(name), len(members)
         self.ended = ""
         self._changed = threading.Condition()
         self._jobs: SimpleQueue[_Job | None] = SimpleQueue()
         self.group: Any = None
-        waiter = threading.Thread(target=self._serve, name=f"perron epoch {number}", daemon=True)
+        waiter = threading.Thread(target=self._serve, name=f"perron generation {number}", daemon=True)
         waiter.start()
         _waiters[:] = [*(one for one in _waiters if one.is_alive()), waiter]
 
     def sources(self) -> tuple[list[int], int]:
         """The ranks of those with a model to go on with (nobody at the start), and how many steps they have done at most."""
         found = [rank for rank, one in enumerate(self.members) if not one.fresh]
-        found = [rank for rank in found if self.members[rank].doing != "load"] or found  # these have not loaded it
+        found = [rank for rank in found if self.members[rank].phase != "load"] or found  # these have not loaded it
         furthest = max(self.members[rank].step for rank in found or range(self.size))
         if not found and furthest:  # all were away; better an old model than none
             found = [[one.step for one in self.members].index(furthest)]
         return found, furthest
 
     @property
-    def under_way(self) -> bool:
+    def in_progress(self) -> bool:
         """Whether somebody is beyond the start."""
-        return any(one.doing not in ("start", "load") for one in self.members)
+        return any(one.phase not in ("start", "load") for one in self.members)
 
     def connect(self, store: Any, timeout: float) -> None:
         """Make the gloo context."""
@@ -125,7 +136,7 @@ class Epoch(Peers):
             try:
                 self.group = dist.ProcessGroupGloo(store, self.rank, self.size, timedelta(seconds=timeout))
             except (RuntimeError, dist.DistError) as error:
-                raise NetworkError(f"The members could not connect: {line(error)}.") from None
+                raise NetworkError(f"The members could not connect: {first_line(error)}.") from None
 
         self._do([made])
 
@@ -140,17 +151,11 @@ class Epoch(Peers):
         self.end("this process left it")
         self._jobs.put(None)
 
-    def post(self, parcels: list[Parcel]) -> list[Any]:
-        """One work for each."""
-        return [
-            self.group.send([one.tensor], one.neighbour, one.tag)
-            if one.sent
-            else self.group.recv([one.tensor], one.neighbour, one.tag)
-            for one in parcels
-        ]
+    def post(self, transfers: list[Transfer]) -> list[Any]:
+        return post_to(self.group, transfers)
 
-    def finish(self, works: Sequence[tuple[Any, Words]], timeout: float = TIMEOUT) -> None:
-        """Wait for all; an error if one fails, or as soon as the epoch ends."""
+    def finish(self, works: Sequence[tuple[Any, Description]], timeout: float = TIMEOUT) -> None:
+        """Wait for all; an error if one fails, or as soon as the generation ends."""
         if works:
             self._do([partial(wait, work, what, timeout) for work, what in works])
 
@@ -215,10 +220,10 @@ class Membership:
     def __init__(self, store: Any, node: int, size: int, *, name: str | None = None, timeout: float = TIMEOUT) -> None:
         self.store, self.node, self.size, self.timeout = store, node, size, timeout
         self.name = name or f"{node}-{token_hex(4)}"
-        self.epoch: Epoch | None = None
+        self.generation: Generation | None = None
         self._claimed = False
-        self._pulse = Pulse(store.clone(), self.name)
-        self._pulse.start()
+        self._heartbeat = Heartbeat(store.clone(), self.name)
+        self._heartbeat.start()
         atexit.register(self._abandon)
 
     def claim(self, timeout: float) -> None:
@@ -227,19 +232,19 @@ class Membership:
             raise PerronError(
                 "With elastic membership a process can make one Decentralized optimizer; this is the second."
             )
-        self._claimed, self.timeout = True, checked(timeout, PATIENCE)
+        self._claimed, self.timeout = True, check_timeout(timeout, HEARTBEAT_TIMEOUT)
 
-    def enter(self, doing: str, step: int, why: object, *, fresh: bool) -> Epoch:
-        """Take part in the next epoch.
+    def rendezvous(self, phase: str, step: int, why: object, *, fresh: bool) -> Generation:
+        """Take part in the next generation.
 
         Args:
-            doing: what this process was about.
+            phase: what this process was about.
             step: how many steps it has done.
-            why: the reason for which a present epoch ends.
-            fresh: that it has no model to go on with. So it is, too, if it was not in the last epoch.
+            why: the reason for which a present generation ends.
+            fresh: that it has no model to go on with. So it is, too, if it was not in the last generation.
         """
         while True:
-            if not self._pulse.is_alive():
+            if not self._heartbeat.is_alive():
                 raise NetworkError(
                     f"Node {self.node} lost the launcher's store, so that members can change no more: {why}"
                 )
@@ -247,79 +252,85 @@ class Membership:
                 last, members = self._latest()
                 self.end(last, _clause(why))
                 fresh = fresh or self.name not in {member.name for member in members}
-                decided = self._decide(last, members, Member(self.node, self.name, fresh, doing, step))
+                decided = self._decide(last, members, Member(self.node, self.name, fresh, phase, step))
             except (RuntimeError, dist.DistError) as error:
-                raise NetworkError(f"Node {self.node} cannot reach the launcher's store: {line(error)}.") from None
+                raise NetworkError(
+                    f"Node {self.node} cannot reach the launcher's store: {first_line(error)}."
+                ) from None
             mine = [member for member in decided if member.name == self.name]
             if not mine:
                 why = f"node {self.node} came late"
                 continue
             here = {one.name for one in decided}
             # Who decided may have been a moment ahead: half of the patience tells a silent one from one that is busy.
-            states = {one.node: self._pulse.state(one.name, PATIENCE / 2) for one in members if one.name not in here}
+            states = {
+                one.node: self._heartbeat.status(one.name, HEARTBEAT_TIMEOUT / 2)
+                for one in members
+                if one.name not in here
+            }
             late = f"did not come within {self.timeout:g} s"
             lost = {node: late if how == "alive" else how for node, how in states.items() if how != "finished"}
-            epoch = Epoch(last + 1, decided, self.name, lost)
-            self.epoch = self._pulse.epoch = epoch
-            self._pulse.watch([member.name for member in decided])
+            generation = Generation(last + 1, decided, self.name, lost)
+            self.generation = self._heartbeat.generation = generation
+            self._heartbeat.watch([member.name for member in decided])
             try:
-                shared = PrefixStore(f"e{last + 1}/gloo", self.store.clone())
-                mortal()
-                epoch.connect(shared, self.timeout)
+                shared = PrefixStore(f"generation/{last + 1}/gloo", self.store.clone())
+                enable_tcp_keepalive()
+                generation.connect(shared, self.timeout)
             except NetworkError as error:
                 why = error
                 continue
-            return epoch
+            return generation
 
     def end(self, number: int, why: str) -> None:
-        """End an epoch for everybody."""
+        """End an generation for everybody."""
         if number >= 0:
-            self.store.compare_set(f"e{number}/end", "", why)
-        if self.epoch is not None:
-            self._pulse.epoch = None
-            self.epoch.leave()
-            self.epoch = None
+            self.store.compare_set(f"generation/{number}/end", "", why)
+        if self.generation is not None:
+            self._heartbeat.generation = None
+            self.generation.leave()
+            self.generation = None
 
     def finish(self) -> None:
-        """Leave for good: stay until the others have finished, too, or the epoch ends."""
-        self._pulse.say("finished")
-        while self.epoch is not None and not self.epoch.ended:
-            others = [member.name for member in self.epoch.members if member.name != self.name]
-            if not any(self._pulse.alive(name) for name in others):
+        """Leave for good: stay until the others have finished, too, or the generation ends."""
+        self._heartbeat.set_final_status("finished")
+        while self.generation is not None and not self.generation.ended:
+            others = [member.name for member in self.generation.members if member.name != self.name]
+            if not any(self._heartbeat.is_responsive(name) for name in others):
                 break
-            time.sleep(LOOK)
-        if self.epoch is not None:
-            self.epoch.leave()
-            self.epoch = None
-        self._pulse.stop()
+            time.sleep(POLL_INTERVAL)
+        if self.generation is not None:
+            self.generation.leave()
+            self.generation = None
+        self._heartbeat.stop()
 
     def _abandon(self) -> None:
         """At the end of the process, if it did not finish: the others know at once, and no thread is left behind."""
-        self._pulse.say("gone: it ended before its training did")
-        if self.epoch is not None:
-            self.epoch.leave()
-        self._pulse.stop()
+        self._heartbeat.set_final_status("gone: it ended before its training did")
+        if self.generation is not None:
+            self.generation.leave()
+        self._heartbeat.stop()
 
     def _latest(self) -> tuple[int, list[Member]]:
-        """The last epoch that was decided, and its members; -1 and nobody at the beginning."""
+        """The last generation that was decided, and its members; -1 and nobody at the beginning."""
         number = int(self.store.get("latest")) if self.store.check(["latest"]) else -1  # a hint: it may lag behind
-        while self.store.check([f"e{number + 1}/members"]):
+        while self.store.check([f"generation/{number + 1}/members"]):
             number += 1
         return number, self._members(number) if number >= 0 else []
 
     def _members(self, number: int) -> list[Member]:
-        return [Member(**one) for one in json.loads(self.store.get(f"e{number}/members"))]
+        return [Member(**one) for one in json.loads(self.store.get(f"generation/{number}/members"))]
 
     def _decide(self, last: int, before: list[Member], me: Member) -> list[Member]:
-        """Register for the epoch after the last one, and wait until its members are decided."""
-        key = f"e{last + 1}"
-        self._pulse.watch([member.name for member in before])
-        self.store.append(f"{key}/seats", json.dumps(me._asdict()) + "\n")
+        """Register for the generation after the last one, and wait until its members are decided."""
+        key = f"generation/{last + 1}"
+        self._heartbeat.watch([member.name for member in before])
+        self.store.append(f"{key}/registered", json.dumps(me._asdict()) + "\n")
         began = changed = time.monotonic()
         registered: dict[str, Member] = {}
         while not self.store.check([f"{key}/members"]):
             now, many = time.monotonic(), len(registered)
-            for text in self.store.get(f"{key}/seats").decode().splitlines():
+            for text in self.store.get(f"{key}/registered").decode().splitlines():
                 member = Member(**json.loads(text))
                 registered[member.name] = member
             changed = now if len(registered) > many else changed
@@ -329,9 +340,9 @@ class Membership:
                 members = [latest[node]._asdict() for node in sorted(latest)]
                 self.store.compare_set(f"{key}/members", "", json.dumps(members))
                 self.store.set("latest", str(last + 1))
-            elif now - changed > (START if last < 0 else self.timeout + PATIENCE):
+            elif now - changed > (START_TIMEOUT if last < 0 else self.timeout + HEARTBEAT_TIMEOUT):
                 raise NetworkError(f"Node {self.node} cannot go on: {missing or 'no decision was made'}.")
-            time.sleep(LOOK)
+            time.sleep(POLL_INTERVAL)
         return self._members(last + 1)
 
     def _missing(self, last: int, before: list[Member], registered: dict[str, Member], *, waiting: bool) -> str:
@@ -343,16 +354,20 @@ class Membership:
                 if self.store.check([f"dead/{node}"]):
                     how = self.store.get(f"dead/{node}").decode()
                     raise NetworkError(f"Node {self.node} cannot go on: node {node} {how} before the training began.")
-            return f"nodes {absent} did not come within {START:g} s" if absent else ""
-        finished = [member for member in before if self._pulse.state(member.name) == "finished"]
+            return f"nodes {absent} did not come within {START_TIMEOUT:g} s" if absent else ""
+        finished = [member for member in before if self._heartbeat.status(member.name) == "finished"]
         if len(finished) == len(before):
             raise NetworkError(f"Node {self.node} came when the training had finished.")
         unfinished = [member for member in before if member not in finished]
-        if waiting and any(one.name not in registered and self._pulse.alive(one.name) for one in unfinished):
+        if waiting and any(
+            one.name not in registered and self._heartbeat.is_responsive(one.name) for one in unfinished
+        ):
             return "members that are alive did not come"
         here = len(finished) + sum(member.node in nodes for member in unfinished)
         if 2 * here <= len(before):
-            gone = [f"node {one.node} ({self._pulse.state(one.name)})" for one in unfinished if one.node not in nodes]
+            gone = [
+                f"node {one.node} ({self._heartbeat.status(one.name)})" for one in unfinished if one.node not in nodes
+            ]
             return (
                 f"only {here} of the {len(before)} members are left, and more than half are needed (lost: "
                 f"{', '.join(gone)}). Start again from the last checkpoint"
@@ -360,25 +375,19 @@ class Membership:
         return ""
 
 
-def joined(*, timeout: float = TIMEOUT) -> Membership:
+def connect(*, timeout: float = TIMEOUT) -> Membership:
     """Membership through the store that the environment names, as `perron launch` sets it."""
     node, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     try:
-        store = TCPStore(
-            os.environ["MASTER_ADDR"],
-            int(os.environ["MASTER_PORT"]),
-            is_master=False,
-            wait_for_workers=False,
-            timeout=timedelta(seconds=timeout),
-        )
-        keys, name = PrefixStore(KEYS, store), os.environ.get("PERRON_NAME")
+        store = connect_store(timeout)
+        keys, name = PrefixStore(STORE_PREFIX, store), os.environ.get("PERRON_NAME")
         if name is not None:  # the launcher is perron's
-            knock(keys, secret(), f"Node {node}", timeout=timeout)
+            join(keys, read_secret(), f"Node {node}", timeout=timeout)
         found = Membership(keys, node, size, name=name, timeout=timeout)
-        mortal()  # these connections, and that of its heartbeats
+        enable_tcp_keepalive()  # these connections, and that of its heartbeats
         return found
     except (RuntimeError, dist.DistError) as error:
-        raise NetworkError(f"Node {node} cannot reach the launcher's store: {line(error)}.") from None
+        raise NetworkError(f"Node {node} cannot reach the launcher's store: {first_line(error)}.") from None
 
 
 def _clause(why: object) -> str:

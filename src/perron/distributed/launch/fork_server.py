@@ -11,10 +11,10 @@ late.
 
 Nodes are started in the plain way where that cannot be done or would be a risk: elsewhere than on Linux; modules (``-m``);
 builds of PyTorch for GPUs, whose drivers must not have been touched before a fork; libraries that have started threads, as
-OMP_NUM_THREADS=2 makes them. PERRON_ZYGOTE=0 in the environment always does.
+OMP_NUM_THREADS=2 makes them. PERRON_FORK_SERVER=0 in the environment always does.
 
-    launcher -> zygote     a line of JSON: the environment of a node
-    zygote -> launcher     a line of JSON: the number of its process, or why there is none
+    launcher -> fork_server     a line of JSON: the environment of a node
+    fork_server -> launcher     a line of JSON: the number of its process, or why there is none
 """
 
 from __future__ import annotations
@@ -34,7 +34,10 @@ from importlib import import_module
 from pathlib import Path
 
 PDEATHSIG, CHILD_SUBREAPER = 1, 36  # of prctl
-PATIENCE, SOON = 60.0, 5.0  # seconds for the imports, and for a fork later; after that, nodes import for themselves
+IMPORT_TIMEOUT, FORK_TIMEOUT = (
+    60.0,
+    5.0,
+)  # seconds for the imports, and for a fork later; after that, nodes import for themselves
 IMPORTS = (
     "torch.distributed",
     "torch._dynamo",
@@ -44,12 +47,12 @@ IMPORTS = (
     "perron.algorithms",
     "perron.networks.mixing",
 )
-SWITCH, CONTROL = "PERRON_ZYGOTE", "PERRON_ZYGOTE_CONTROL"
-SAFE = "PYTHONSAFEPATH"  # for the zygote: what lies about in the current directory is not imported
+SWITCH, CONTROL = "PERRON_FORK_SERVER", "PERRON_FORK_SERVER_CONTROL"
+SAFE = "PYTHONSAFEPATH"  # for the fork_server: what lies about in the current directory is not imported
 DEFAULTS = {"OMP_NUM_THREADS": "1"}  # of every node's environment: nodes on one machine share its cores
 
 
-class Forked:
+class ForkedProcess:
     """A child that was not started by `subprocess`; what the launcher needs of Popen."""
 
     def __init__(self, pid: int) -> None:
@@ -77,18 +80,18 @@ class Forked:
         self.send_signal(signal.SIGKILL)
 
 
-class Zygote:
+class ForkServer:
     """The launcher's side: made once for a command, `fork` for each node, `close` when no more are needed."""
 
     @classmethod
-    def of(cls, command: Sequence[str]) -> Zygote | None:
+    def for_command(cls, command: Sequence[str]) -> ForkServer | None:
         """One for a command; None if its processes cannot be forked."""
         script = len(command) > 1 and command[0] == sys.executable and not command[1].startswith("-")
         return cls(command) if script and sys.platform == "linux" and os.environ.get(SWITCH, "1") != "0" else None
 
     def __init__(self, command: Sequence[str]) -> None:
         self._ours, theirs = socket.socketpair()
-        self._ours.settimeout(PATIENCE)
+        self._ours.settimeout(IMPORT_TIMEOUT)
         with theirs:
             self._process = subprocess.Popen(  # noqa: S603 - our own program
                 # The arguments make a list of processes show the script.
@@ -99,14 +102,14 @@ class Zygote:
             )
         self._told = self._ours.makefile("rb")
 
-    def fork(self, environment: Mapping[str, str]) -> Forked | None:
+    def fork(self, environment: Mapping[str, str]) -> ForkedProcess | None:
         """A node with this environment; None if it must be started in another way, now and later."""
         _prctl(CHILD_SUBREAPER, 1)
         try:
             self._ours.sendall(json.dumps(dict(environment)).encode() + b"\n")
             if (pid := json.loads(self._told.readline())) > 0:
-                self._ours.settimeout(SOON)
-                return Forked(pid)
+                self._ours.settimeout(FORK_TIMEOUT)
+                return ForkedProcess(pid)
         except (OSError, ValueError):
             pass
         finally:
@@ -158,7 +161,7 @@ def _serve(control: socket.socket) -> dict[str, str] | None:
 def _run(environment: dict[str, str], launcher: int) -> None:
     """In the forked process: run the script as if started by ``python SCRIPT``; its errors are shown without this file."""
     os.setsid()
-    deadline = time.monotonic() + SOON
+    deadline = time.monotonic() + FORK_TIMEOUT
     while os.getppid() != launcher and time.monotonic() < deadline:  # the process in between has not ended yet
         time.sleep(0.001)
     _prctl(PDEATHSIG, signal.SIGKILL)

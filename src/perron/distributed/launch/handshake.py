@@ -3,12 +3,12 @@
 The store through which processes find each other asks nobody who they are. So the launcher that hosts it puts a question into it,
 a number of one's own; who comes answers with HMAC-SHA256(secret, question, own question, what it brings), and is answered in the
 same way. The secret itself is never sent. This keeps out accidents: a launcher of another training, an old one that still runs, a
-wrong address. It does not keep out attackers, who can write into the store without coming through the door, and it encrypts
+wrong address. It does not keep out attackers, who can write into the store without coming through the handshake, and it encrypts
 nothing.
 
-    door/question       of the host
-    door/knocks         a line of JSON for everybody who wants in
-    door/answer/ID      the host's, to the one who knocked as ID
+    handshake/question       of the host
+    handshake/knocks         a line of JSON for everybody who wants in
+    handshake/answer/ID      the host's, to the one who knocked as ID
 """
 
 from __future__ import annotations
@@ -24,20 +24,22 @@ from typing import Any
 
 import torch.distributed as dist
 
-from perron.distributed.process_group import TIMEOUT, line
+from perron.distributed.process_group import TIMEOUT, first_line
 from perron.errors import FileError, NetworkError
 
-VARIABLE = "PERRON_SECRET"  # by which launchers tell their nodes, and may be told
-LOOK = 0.02  # seconds between looks at the store
+ENVIRONMENT_VARIABLE = "PERRON_SECRET"  # by which launchers tell their nodes, and may be told
+POLL_INTERVAL = 0.02  # seconds between looks at the store
 SHORTEST = 8  # characters
 
 
-def secret(file: str | Path | None = None) -> str:
+def read_secret(file: str | Path | None = None) -> str:
     """What is in a file that only its owner can read, or in the environment; nothing if there is none."""
     if file is None:
-        told = os.environ.get(VARIABLE, "")
+        told = os.environ.get(ENVIRONMENT_VARIABLE, "")
         if told and len(told) < SHORTEST:
-            raise FileError(f"The secret in {VARIABLE} has {len(told)} characters; it needs {SHORTEST} or more.")
+            raise FileError(
+                f"The secret in {ENVIRONMENT_VARIABLE} has {len(told)} characters; it needs {SHORTEST} or more."
+            )
         return told
     path = Path(file)
     try:
@@ -55,7 +57,7 @@ def _sealed(key: str, *parts: str) -> str:
     return hmac.new(key.encode(), json.dumps(parts).encode(), "sha256").hexdigest()
 
 
-class Door:
+class Handshake:
     """The host's side; `look` lets in those who have come.
 
     Args:
@@ -70,12 +72,12 @@ class Door:
     ) -> None:
         self.store, self.say, self.fits = store, say, fits
         self._key, self._question, self._seen = key, token_hex(16), 0
-        store.set("door/knocks", "")
-        store.set("door/question", self._question)
+        store.set("handshake/knocks", "")
+        store.set("handshake/question", self._question)
 
-    def look(self) -> None:
+    def poll(self) -> None:
         """Answer those who have knocked since the last look."""
-        knocks = self.store.get("door/knocks").split(b"\n")[:-1]  # the last one has no end yet
+        knocks = self.store.get("handshake/knocks").split(b"\n")[:-1]  # the last one has no end yet
         for raw in knocks[self._seen :]:
             self._seen += 1
             try:
@@ -85,7 +87,7 @@ class Door:
                 continue
             if said:
                 self.say(f"Refused at the store: {said}.")
-            self.store.set(f"door/answer/{own}", json.dumps([said, _sealed(self._key, "answer", own, said)]))
+            self.store.set(f"handshake/answer/{own}", json.dumps([said, _sealed(self._key, "answer", own, said)]))
 
     def _judged(self, raw: bytes) -> tuple[str, str]:
         """The question of somebody who has knocked, and why it is refused; an error of any kind if it makes no sense."""
@@ -98,26 +100,26 @@ class Door:
         return own[:64], f"{who[:80]!r}: {wrong}" if wrong else ""
 
 
-def knock(store: Any, key: str, who: str, facts: dict[str, Any] | None = None, timeout: float = TIMEOUT) -> None:
+def join(store: Any, key: str, who: str, facts: dict[str, Any] | None = None, timeout: float = TIMEOUT) -> None:
     """Ask to be let in; an error if one is not, or if the host does not know the secret either."""
     own, brought = token_hex(16), json.dumps(facts or {})
     try:
-        question = store.get("door/question").decode()
+        question = store.get("handshake/question").decode()
         told = {"who": who, "own": own, "facts": brought}
         seal = _sealed(key, "knock", question, own, who, brought)
-        store.append("door/knocks", json.dumps(told | {"seal": seal}) + "\n")
+        store.append("handshake/knocks", json.dumps(told | {"seal": seal}) + "\n")
         deadline = time.monotonic() + timeout
-        while not store.check([f"door/answer/{own}"]):
+        while not store.check([f"handshake/answer/{own}"]):
             if time.monotonic() > deadline:
                 raise NetworkError(
                     f"{who} was not let in within {timeout:g} s: the launcher of node 0 does not answer."
                 )
-            time.sleep(LOOK)
-        said, answer = json.loads(store.get(f"door/answer/{own}"))
+            time.sleep(POLL_INTERVAL)
+        said, answer = json.loads(store.get(f"handshake/answer/{own}"))
     except (RuntimeError, dist.DistError, ValueError, TypeError) as error:
         if isinstance(error, NetworkError):
             raise
-        raise NetworkError(f"{who} cannot reach the store: {line(error)}.") from None
+        raise NetworkError(f"{who} cannot reach the store: {first_line(error)}.") from None
     if said:
         raise NetworkError(f"Refused at the store: {said}. All launchers need the same secret and the same options.")
     if not hmac.compare_digest(str(answer).encode(), _sealed(key, "answer", own, "").encode()):

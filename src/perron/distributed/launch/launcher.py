@@ -27,13 +27,21 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import TCPStore
 from torch.distributed.distributed_c10d import PrefixStore  # dist names it, but its types do not
 
-from perron.distributed.elastic.heartbeat import KEYS
-from perron.distributed.launch.fork_server import DEFAULTS, Forked, Zygote
-from perron.distributed.launch.handshake import VARIABLE, Door, knock
-from perron.distributed.process_group import FAREWELL, GRACE, SILENCE, START, TIMEOUT, checked, line, mortal
+from perron.distributed.launch.fork_server import DEFAULTS, ForkedProcess, ForkServer
+from perron.distributed.launch.handshake import ENVIRONMENT_VARIABLE, Handshake, join
+from perron.distributed.process_group import (
+    EXIT_GRACE,
+    STALL_TIMEOUT,
+    START_TIMEOUT,
+    STOP_GRACE,
+    TIMEOUT,
+    check_timeout,
+    first_line,
+)
+from perron.distributed.store import STORE_PREFIX, enable_tcp_keepalive
 from perron.errors import NetworkError, PerronError
 
-LOOK = 0.05
+POLL_INTERVAL = 0.05
 LOOPBACK = "127.0.0.1"
 ASKED = (128 + signal.SIGINT, 128 + signal.SIGTERM)  # the codes of nodes that were asked to end, and saved
 
@@ -46,7 +54,7 @@ class Worker:
 
     node: int
     starts: int = 0
-    process: subprocess.Popen[bytes] | Forked | None = None
+    process: subprocess.Popen[bytes] | ForkedProcess | None = None
     code: int | None = None  # of a process that is not started again
     beat: str = ""  # the last heartbeat seen, and when
     since: float = 0.0
@@ -71,7 +79,7 @@ class Launcher:
         secret: what launchers of one training have in common, see `perron.distributed.launch.handshake`.
         grace: seconds for nodes that were told to end, as to save; longer than a step and a save take.
         say: where to tell what happens.
-        zygote: from which nodes are forked; they are started as processes of their own if None.
+        fork_server: from which nodes are forked; they are started as processes of their own if None.
     """
 
     def __init__(
@@ -85,12 +93,12 @@ class Launcher:
         elastic: bool = False,
         restarts: int = 0,
         secret: str = "",
-        grace: float = GRACE,
+        grace: float = STOP_GRACE,
         say: Callable[[str], None] = log.warning,
-        zygote: Zygote | None = None,
+        fork_server: ForkServer | None = None,
     ) -> None:
         self.command, self.size, self.elastic, self.restarts, self.say = command, size or nodes, elastic, restarts, say
-        self.zygote, self.grace = zygote, checked(grace)
+        self.fork_server, self.grace = fork_server, check_timeout(grace)
         if nodes < 1 or first < 0 or restarts < 0:
             raise PerronError(f"Give at least one node, and no negative numbers; got {nodes}, {first} and {restarts}.")
         if first + nodes > self.size:
@@ -103,15 +111,15 @@ class Launcher:
         self.attempt = 0  # at a training that is not elastic
         self.guests: set[int] = set()  # nodes of other launchers that were let in
         self.host, self.port, opened = _opened(store, serve=first == 0)
-        self.store = PrefixStore(KEYS, opened)
+        self.store = PrefixStore(STORE_PREFIX, opened)
         self.secret = secret
         self.terms = {"size": self.size, "elastic": elastic} | ({} if elastic else {"restarts": restarts})
-        self.door = Door(self.store, secret, say, self._misfit) if first == 0 else None
-        if self.door is None:
+        self.handshake = Handshake(self.store, secret, say, self._misfit) if first == 0 else None
+        if self.handshake is None:
             here = [worker.node for worker in self.workers]
             who = f"The launcher of nodes {here[0]} to {here[-1]} on {socket.gethostname()}"
             brought = self.terms | {"nodes": here}
-            knock(self.store, secret, who, brought, timeout=START)  # the host may still be importing
+            join(self.store, secret, who, brought, timeout=START_TIMEOUT)  # the host may still be importing
 
     def run(self) -> int:
         """Start all and wait for them; 0 if training was finished by somebody, and nobody failed who was not done without."""
@@ -120,8 +128,8 @@ class Launcher:
             while True:
                 for worker in self.workers:
                     self._start(worker)
-                if self.zygote is not None and not self.restarts:  # nobody will be forked again
-                    self.zygote.close()
+                if self.fork_server is not None and not self.restarts:  # nobody will be forked again
+                    self.fork_server.close()
                 self._watch()
                 if not self._again():
                     break
@@ -157,13 +165,13 @@ class Launcher:
             "PERRON_NAME": worker.name,
             "PERRON_ELASTIC": int(self.elastic),
             "PERRON_LAUNCHER": os.getpid(),
-            VARIABLE: self.secret,
+            ENVIRONMENT_VARIABLE: self.secret,
         }
         loopback = {} if self.host != LOOPBACK else {"GLOO_SOCKET_IFNAME": "lo" if sys.platform == "linux" else "lo0"}
         environment = DEFAULTS | loopback | os.environ | {name: str(value) for name, value in told.items()}
-        worker.process = self.zygote.fork(environment) if self.zygote is not None else None
+        worker.process = self.fork_server.fork(environment) if self.fork_server is not None else None
         if worker.process is None:
-            self.zygote = None
+            self.fork_server = None
             worker.process = subprocess.Popen(  # noqa: S603 - the user's own command
                 list(self.command),
                 env=environment,
@@ -173,10 +181,10 @@ class Launcher:
     def _watch(self) -> None:
         """Until all have ended; if not elastic, until one has died, anywhere."""
         while any(worker.code is None for worker in self.workers):
-            time.sleep(LOOK)
-            if self.door is not None:
+            time.sleep(POLL_INTERVAL)
+            if self.handshake is not None:
                 with suppress(RuntimeError, dist.DistError):
-                    self.door.look()
+                    self.handshake.poll()
             ended = self._just_ended()
             for worker, code in ended:
                 self._ended(worker, code)
@@ -203,7 +211,7 @@ class Launcher:
         """Tell the others; if elastic, start it again or not."""
         how = f"was killed by {_name(-code)}" if code < 0 else f"ended with code {code}"
         with suppress(RuntimeError, dist.DistError):
-            self.store.set(f"b/{worker.name}", "finished" if code == 0 else f"gone: {how.removeprefix('was ')}")
+            self.store.set(f"heartbeat/{worker.name}", "finished" if code == 0 else f"gone: {how.removeprefix('was ')}")
         if code == 0 or code in ASKED:
             return
         why = self._in_vain() if self.elastic and self.restarts else ""
@@ -232,7 +240,7 @@ class Launcher:
 
     def _farewell(self) -> None:
         """A node has died: the others have a moment to say what they saw, and are ended."""
-        self._wait(FAREWELL)
+        self._wait(EXIT_GRACE)
         for worker, code in self._just_ended():
             if code < 0:
                 self.say(f"Node {worker.node} was killed by {_name(-code)}.")
@@ -275,14 +283,14 @@ class Launcher:
         """When some have finished, those that were stopped or hang are ended: nobody trains with them any more."""
         for worker in self.workers if self._done() and self.elastic else ():
             if worker.code is None and worker.process is not None:
-                key = f"b/{worker.name}"
+                key = f"heartbeat/{worker.name}"
                 try:
                     beat = self.store.get(key).decode() if self.store.check([key]) else ""
                 except (RuntimeError, dist.DistError):  # its host has ended, since its own nodes have finished
                     return
                 if beat != worker.beat:
                     worker.beat, worker.since = beat, time.monotonic()
-                elif time.monotonic() - worker.since > SILENCE and beat != "finished":
+                elif time.monotonic() - worker.since > STALL_TIMEOUT and beat != "finished":
                     self.say(f"Node {worker.node} is silent, and the others have finished; it is ended.")
                     worker.process.kill()
 
@@ -293,7 +301,7 @@ class Launcher:
         """For all to end by themselves."""
         deadline = time.monotonic() + patience
         while self._running() and time.monotonic() < deadline:
-            time.sleep(LOOK)
+            time.sleep(POLL_INTERVAL)
 
     def _stop(self, number: int) -> None:
         """End all: the signal, and then without mercy."""
@@ -354,15 +362,15 @@ def _opened(address: str | None, *, serve: bool) -> tuple[str, int, Any]:
             host,
             port,
             is_master=serve,
-            timeout=timedelta(seconds=START),  # until the host is there
+            timeout=timedelta(seconds=START_TIMEOUT),  # until the host is there
             wait_for_workers=False,
             master_listen_fd=listening.detach() if serve else None,
         )
         opened.set_timeout(timedelta(seconds=TIMEOUT))
         if not serve:
-            mortal(host, port)
+            enable_tcp_keepalive(host, port)
     except (OSError, RuntimeError, dist.DistError) as error:
         raise NetworkError(
-            f"The store at {host}:{port} cannot be {'opened' if serve else 'reached'}: {line(error)}."
+            f"The store at {host}:{port} cannot be {'opened' if serve else 'reached'}: {first_line(error)}."
         ) from None
     return host, port, opened
