@@ -1,5 +1,7 @@
 import os
+from pathlib import Path
 
+import pytest
 import torch
 from hypothesis import settings
 
@@ -11,3 +13,20 @@ torch.set_num_threads(1)  # the tensors of the tests are small, and tests run si
 
 # Helpers of the tests and scripts that they start as processes; the built documentation is looked at by scripts/docs.
 collect_ignore = ["support", "docs/built_site.py"]
+
+# Tiers, as markers (pyproject.toml lists them), of all tests in a directory or file; other tests are marked where they are.
+# `scripts/test --quick` leaves out all tiers.
+TIERS = {"distributed": "processes", "report/test_report_page.py": "browser"}
+UNTIERED = {"test_checkpoint_manager.py", "test_process_group.py"}
+HERE = Path(__file__).parent
+
+
+def pytest_collection_modifyitems(items):
+    for item in items:
+        place = item.path.relative_to(HERE).as_posix() if item.path.is_relative_to(HERE) else ""
+        for start, tier in TIERS.items():
+            if place.startswith(start) and item.path.name not in UNTIERED:
+                item.add_marker(tier)
+        if "designs" in getattr(item, "fixturenames", ()):  # many, made once for all tests that look at them
+            item.add_marker("slow")
+            item.add_marker(pytest.mark.xdist_group("designs"))

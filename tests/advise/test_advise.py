@@ -213,6 +213,7 @@ def test_what_limits_a_network_is_tried_out():
     assert not any(limit.what == "rho_2" for limit in tied.limits)
 
 
+@pytest.mark.slow
 def test_the_recommended_step_works_on_logistic_regression():
     problem = Logistic.synthetic(4, samples=4000, batch=20)
     needs = Needs(smoothness=problem.smoothness, noise_var=0.1, gap=0.3, steps=500)

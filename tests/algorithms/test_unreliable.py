@@ -32,6 +32,7 @@ def fates(links, seed, step, side, n):
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("links", [Links(loss=0.4), Links(delay=3), Links(**BAD)], ids=str)
 @pytest.mark.parametrize("mixing", [MIXING, TWO], ids=["one graph", "two graphs"])
 def test_robust_push_pull_equals_packets_one_by_one(links, mixing):
@@ -97,6 +98,7 @@ def test_mass_and_what_is_under_way_make_up_the_gradients_at_every_step(mixing):
     assert away > 1  # much of it is under way at times
 
 
+@pytest.mark.slow
 def test_a_node_that_falls_back_to_an_old_state_harms_nothing():
     """Its part of the invariant holds by itself, so the whole does: others have used sums that it has yet to reach again."""
     problem, algorithm = Quadratic.random(8, 3, seed=1), RobustPushPull()

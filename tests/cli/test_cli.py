@@ -121,6 +121,7 @@ def test_errors_are_one_line_without_a_traceback(arguments, message):
     assert said.count("\n") == 1
 
 
+@pytest.mark.processes
 def test_demo_measures_a_speedup(tmp_path):
     # The demo's own study, made short; that it shows a linear speedup is seen in its full length only.
     from perron.cli import study as study_cli

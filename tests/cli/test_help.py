@@ -184,6 +184,7 @@ def test_json_of_networks(capsys, rates, tmp_path):
     assert told(capsys, "paper", "check", "--only", "3a")["agree"] == 1
 
 
+@pytest.mark.processes
 def test_json_of_a_study(capsys, tmp_path):
     file, out = tmp_path / "mine.toml", tmp_path / "out"
     assert ran(capsys, "study", "new", file)[0] == 0
@@ -320,6 +321,7 @@ def test_debug_shows_the_traceback_wherever_it_stands():
         assert "Traceback" in perron(*words, env=environment).stderr
 
 
+@pytest.mark.processes
 def test_the_options_of_a_script_are_its_own(tmp_path):
     script = tmp_path / "script.py"
     script.write_text("import sys\nprint(sys.argv[1:])\nsys.exit('--fail' in sys.argv)\n")

@@ -376,6 +376,7 @@ def test_digits_need_no_fetching():
     assert invoke("fetch", "digits").stdout == "digits comes with perron; there is nothing to fetch.\n"
 
 
+@pytest.mark.slow
 def test_exit_codes(tmp_path):
     """In a process of its own, where the error is one line; an unknown dataset is refused before anything is tried."""
     command = [sys.executable, "-m", "perron", "data", "fetch"]

@@ -22,6 +22,7 @@ def folder(tmp_path_factory):
     return place
 
 
+@pytest.mark.xdist_group("same_curve")
 @pytest.mark.parametrize("case", worker_same_curve.CASES)
 def test_a_network_trained_in_processes_is_the_simulated_one(case, folder):
     models, averages, accuracies = worker_same_curve.simulated(case)

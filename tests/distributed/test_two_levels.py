@@ -36,6 +36,7 @@ def trained(tmp_path_factory):
     return {name: np.stack([file[name] for file in files]) for name in CASES}
 
 
+@pytest.mark.xdist_group("two_levels")
 @pytest.mark.parametrize("name", CASES)
 def test_workers_of_a_machine_stay_equal_and_machines_are_the_simulators_nodes(trained, name):
     machines = trained[name].reshape(MACHINES, WORKERS, STEPS + 2, DIM)

@@ -49,8 +49,9 @@ def checkout(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
 
 
+@pytest.mark.docs
 @pytest.mark.usefixtures("checkout")
-@pytest.mark.timeout(0 if doc_blocks.LONG else 300)
+@pytest.mark.timeout(0 if doc_blocks.LONG else 1200)
 @pytest.mark.parametrize("path", WITH_CODE, ids=name_of)
 def test_code_blocks_run(path, capsys):
     for example in doc_blocks.examples(path):
@@ -99,6 +100,7 @@ def test_a_wrong_block_is_found(block, wrong, tmp_path):
             example.evaluate()
 
 
+@pytest.mark.docs
 @pytest.mark.parametrize("example", sorted(ROOT.glob("examples/*.py")), ids=lambda path: path.stem)
 def test_example_runs(example):
     launcher = (

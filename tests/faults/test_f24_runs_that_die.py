@@ -4,7 +4,6 @@ import json
 import os
 import signal
 
-import pytest
 from study_runs import run_in_background, wait_for
 
 from perron.monitor.records import LIVE
@@ -28,7 +27,6 @@ noise_std = 0.5
 """
 
 
-@pytest.mark.timeout(300)
 def test_f24_runs_that_die(tmp_path, row):
     file, out = tmp_path / "forty.toml", tmp_path / "out"
     file.write_text(STUDY)

@@ -307,6 +307,7 @@ def scalars(folder: Path) -> dict[str, list[tuple[int, float]]]:
     return {tag: [(event.step, event.value) for event in events.Scalars(tag)] for tag in events.Tags()["scalars"]}
 
 
+@pytest.mark.processes
 def test_tensorboard_has_the_table_of_a_study(tmp_path):
     from perron.cli import study as study_cli
 
@@ -389,6 +390,7 @@ def test_without_tensorboard_it_says_how_to_get_it(tmp_path, monkeypatch):
     assert not os.listdir(tmp_path)  # noqa: PTH208
 
 
+@pytest.mark.processes
 def test_a_training_script_tells_all_its_nodes(tmp_path):
     script = Path(__file__).parents[2] / "examples" / "train_mnist.py"
     command = [sys.executable, "-m", "perron", "launch", "--nodes", "2", str(script)]

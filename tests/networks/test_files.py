@@ -29,6 +29,7 @@ from perron.networks.files import SUFFIXES
 LABELS = st.text(st.characters(exclude_categories=["C", "Z"]), min_size=1, max_size=6)
 
 
+@pytest.mark.slow
 @given(digraphs(self_loops=None), st.sampled_from(SUFFIXES), st.data())
 @settings(max_examples=1000)
 def test_graphs_come_back_equal(tmp_path_factory, graph, suffix, data):

@@ -27,6 +27,7 @@ def test_entry_i_j_is_what_i_takes_from_j():
     assert mixing.pull_graph == mixing.push_graph == graph
 
 
+@pytest.mark.slow
 @given(mixings(self_loops=None))
 @settings(max_examples=1000)
 def test_rows_and_columns_sum_to_one(mixing):

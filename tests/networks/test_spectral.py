@@ -32,6 +32,7 @@ def literal_norms(row_stochastic, terms=3000):
 # ---- definitions
 
 
+@pytest.mark.slow
 @given(mixings(self_loops=None))
 @settings(max_examples=1000)
 def test_perron_vectors_are_positive_eigenvectors_and_c_is_within_its_bounds(mixing):
@@ -237,6 +238,7 @@ LARGE = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", LARGE)
 def test_sparse_methods_agree_with_dense_ones(name):
     assert LARGE[name].nodes > DENSE_UP_TO
@@ -249,6 +251,7 @@ def test_sparse_methods_agree_with_dense_ones(name):
         assert spectral.contraction(matrix) == pytest.approx(eigen.weighted_norm(rows, exact), rel=1e-7)
 
 
+@pytest.mark.slow
 def test_the_bound_on_s_is_one_and_is_labelled():
     for name in ("exponential", "random_k_out"):
         mixing = Mixing.random_integer(LARGE[name], seed=2)
@@ -320,6 +323,7 @@ def test_decay_rate_of_a_large_rooted_network_is_that_of_its_components():
     assert spectral.decay_rate(matrix) == pytest.approx(max(cos(pi / 650), 0.999999), rel=1e-9)
 
 
+@pytest.mark.slow
 def test_a_network_too_slow_for_s_is_still_described():
     slow = spectral.describe(Mixing.lazy(topologies.exponential(60), keep=0.9999))
     assert slow.pull.s_is_bound

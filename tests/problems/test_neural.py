@@ -52,6 +52,7 @@ def models_after(problem, steps, *, algorithm=None, mixing=MIXING, **options):
 # ---- the same as plain modules
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("model", "dtype", "close", "steps"),
     [
@@ -187,6 +188,7 @@ def test_dropout_is_drawn_by_key():
 # ---- real data, where it is
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(data.find("mnist") is None, reason="MNIST is not on this machine")
 def test_the_papers_network_learns_mnist():
     problem = Neural.images(4, data="mnist", batch=16, evaluate=1000)
@@ -494,6 +496,7 @@ class Stop(BaseException):
     """Ends a run from outside."""
 
 
+@pytest.mark.slow
 def test_resuming_is_bit_for_bit(tmp_path, monkeypatch):
     """With BatchNorm, augmentation, epochs in the middle, running means of metrics: everything goes on as if nothing happened."""
     measured = ["batch_loss", "loss_mean", "test_accuracy", "messages", "bytes_sent"]
@@ -563,6 +566,7 @@ augment = "standard"
 """
 
 
+@pytest.mark.processes
 def test_a_study_that_was_killed_goes_on_where_it_was(tmp_path):
     """kill -9 of the whole process group in the middle of a run; the table is the uninterrupted one, byte for byte."""
     study = tmp_path / "small.toml"
@@ -589,6 +593,7 @@ def test_a_study_that_was_killed_goes_on_where_it_was(tmp_path):
 # ---- the conclusion of a study
 
 
+@pytest.mark.slow
 def test_training_as_a_conclusion(tmp_path):
     """Curves, ends and steps to a loss against the table itself; a run that diverged is named; the partition is drawn."""
     change = {
@@ -630,6 +635,7 @@ def test_training_as_a_conclusion(tmp_path):
     assert "nan" not in (tmp_path / "report.md").read_text()
 
 
+@pytest.mark.slow
 def test_progress_tells_step_loss_and_accuracy(tmp_path):
     """On a terminal's side: the news of a run under way."""
     study = load("digits", {"nodes": 4, "topologies": "exponential", "lr": 0.05, "steps": 400, "every": 5, "trials": 1})

@@ -133,6 +133,7 @@ def test_without_slurm_there_is_a_sentence(study, tmp_path, monkeypatch):
 # ---- Ray
 
 
+@pytest.mark.cluster
 @pytest.mark.parametrize("address", ["127.0.0.1:1", "ray://127.0.0.1:1", "[::1]:1", "127.0.0.1:99999"])
 def test_an_address_where_nobody_listens_is_named_at_once(address, study, tmp_path):
     pytest.importorskip("ray")
@@ -179,14 +180,14 @@ assert child.wait(60) == -9
 """
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.cluster
 def test_ray_replaces_the_board_and_kills_what_does_not_hear():
     pytest.importorskip("ray")
     done = subprocess.run([sys.executable, "-c", LOST], check=False, capture_output=True, text=True, timeout=200)
     assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.cluster
 def test_ray_names_the_killed_and_another_pool_goes_on_to_the_same_table(study, file, tmp_path):
     pytest.importorskip("ray")
     out = tmp_path / "out"
@@ -277,7 +278,8 @@ def under_way(out: Path) -> dict[str, int]:
     return found
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.cluster
+@pytest.mark.xdist_group("slurm")
 def test_slurm_names_the_killed_and_another_pool_goes_on_to_the_same_table(slurm, study, tmp_path):
     out = tmp_path / "out"
     long = next(run for run in study.runs if run.algorithm == "push_pull" and run.lr == 0.001)
@@ -298,7 +300,8 @@ def test_slurm_names_the_killed_and_another_pool_goes_on_to_the_same_table(slurm
     assert (out / "results.parquet").read_bytes() == whole(study, tmp_path / "whole")
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.cluster
+@pytest.mark.xdist_group("slurm")
 def test_slurm_stops_what_hangs(slurm, file, tmp_path):
     endless = {"horizon": 1e9, "steps": 10**9, "timeout": 0.05, "algorithms": "push_pull"}
     seen = {}
@@ -314,7 +317,8 @@ def test_slurm_stops_what_hangs(slurm, file, tmp_path):
     wait_for(lambda: not any(map(psutil.pid_exists, seen.values())))
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.cluster
+@pytest.mark.xdist_group("slurm")
 def test_ctrl_c_cancels_what_slurm_has(slurm, file, tmp_path):
     out, seen = tmp_path / "out", {}
 
@@ -346,7 +350,8 @@ def test_what_is_submitted_to_slurm(workers, limit, tmp_path, monkeypatch):
     assert {"module load x", "module load y", f"#SBATCH --array=0-299%{limit}", "#SBATCH --time=3"} <= set(lines)
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.cluster
+@pytest.mark.xdist_group("slurm")
 def test_with_workers_the_next_array_waits_for_the_last(slurm, file, tmp_path, monkeypatch):
     monkeypatch.setattr(slurm_pool, "ARRAY", 1)
     done, submit = [], type(slurm)._submit

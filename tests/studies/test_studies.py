@@ -222,6 +222,7 @@ def test_what_a_run_warned_of_is_kept(quick):
 # ---- many runs
 
 
+@pytest.mark.processes
 def test_a_study_runs_resumes_and_repeats_nothing(quick, tmp_path):
     study = load(quick)
     seen = []
@@ -266,6 +267,7 @@ def test_a_run_that_is_taken_up_again_counts_the_seconds_before(quick, tmp_path)
         saved.write(tmp_path / "on.partial", tensors, facts | {"seconds": 500.0})
 
 
+@pytest.mark.processes
 def test_damaged_results_of_a_run_are_made_again(quick, tmp_path):
     study = load(quick, {"topologies": ["ring"], "nodes": [2]})
     before = run_study(study, tmp_path / "out").table
@@ -276,6 +278,7 @@ def test_damaged_results_of_a_run_are_made_again(quick, tmp_path):
     pd.testing.assert_frame_equal(after.table, before)
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(
     "said", ['{"seconds": null, "warnings": []}', '["seconds", "warnings"]', '{"seconds": -1, "warnings": [3]}']
 )
@@ -290,6 +293,7 @@ def test_what_a_run_said_of_itself_makes_no_sense(said, quick, tmp_path):
     assert again.table.equals(first.table)
 
 
+@pytest.mark.processes
 def test_tables_with_other_columns(quick, tmp_path):
     study, out = load(quick), tmp_path / "out"
     first = run_study(study, out, workers=1)
@@ -305,6 +309,7 @@ def test_tables_with_other_columns(quick, tmp_path):
         experiment.read_study(out)
 
 
+@pytest.mark.processes
 def test_a_flipped_bit_in_a_table_is_noticed(quick, tmp_path):
     """Parquet's own readers would show a wrong number."""
     study, out = load(quick, {"topologies": ["ring"], "nodes": [2]}), tmp_path / "out"
@@ -330,6 +335,7 @@ def test_a_flipped_bit_in_a_table_is_noticed(quick, tmp_path):
     assert silent > 0
 
 
+@pytest.mark.processes
 def test_results_of_other_code_are_not_taken(quick, tmp_path, monkeypatch):
     study = load(quick, {"topologies": ["ring"], "nodes": [2]})
     run_study(study, tmp_path / "out")
@@ -337,6 +343,7 @@ def test_results_of_other_code_are_not_taken(quick, tmp_path, monkeypatch):
     assert run_study(study, tmp_path / "out").reused == 0
 
 
+@pytest.mark.processes
 def test_a_run_that_cannot_be_is_named_and_harms_no_other(quick, tmp_path):
     study = load(quick, {"algorithms": ["push_pull", "dsgd"]})  # these weights are not doubly stochastic
     outcome = run_study(study, tmp_path / "out")
@@ -346,6 +353,7 @@ def test_a_run_that_cannot_be_is_named_and_harms_no_other(quick, tmp_path):
     assert set(outcome.table.algorithm) == {"push_pull"}
 
 
+@pytest.mark.processes
 def test_kill_9_in_the_middle_then_the_same_table(quick, tmp_path):
     out = tmp_path / "out"
     process = run_in_background(quick, out, *LONG)
@@ -368,6 +376,7 @@ def test_kill_9_in_the_middle_then_the_same_table(quick, tmp_path):
     assert (out / "results.parquet").read_bytes() == (tmp_path / "whole" / "results.parquet").read_bytes()
 
 
+@pytest.mark.processes
 def test_a_killed_worker_is_named_and_the_others_finish(quick, tmp_path):
     out = tmp_path / "out"
     process = run_in_background(quick, out, *LONG, "--set", "steps=12000")
@@ -386,6 +395,7 @@ def test_a_killed_worker_is_named_and_the_others_finish(quick, tmp_path):
     assert process.returncode == 0
 
 
+@pytest.mark.processes
 def test_a_hung_run_is_stopped_and_named(quick, tmp_path):
     study = load(quick, {"topologies": ["ring"], "nodes": [2, 4], "steps": 3_000_000, "every": 1000, "timeout": 0.05})
     outcome = run_study(study, tmp_path / "out")
@@ -395,6 +405,7 @@ def test_a_hung_run_is_stopped_and_named(quick, tmp_path):
         conclusions.conclude(outcome)
 
 
+@pytest.mark.processes
 def test_a_stopped_worker_is_named_and_the_others_finish(quick, tmp_path):
     out = tmp_path / "out"
     process = run_in_background(quick, out, *LONG, "--set", "timeout=0.3")
@@ -408,6 +419,7 @@ def test_a_stopped_worker_is_named_and_the_others_finish(quick, tmp_path):
     assert len(list((out / "runs").glob("*.parquet"))) == 7
 
 
+@pytest.mark.processes
 def test_ctrl_c_keeps_what_is_finished(quick, tmp_path):
     out = tmp_path / "out"
     process = run_in_background(quick, out, *LONG)
@@ -468,6 +480,7 @@ def test_linear_speedup_is_found_and_falling_curves_are_refused(quick):
     assert all(row["ratio"] == pytest.approx(1, abs=0.1) for row in found.summary["levels"][:3])
 
 
+@pytest.mark.processes
 def test_the_example_in_the_docs_keeps_its_variants_apart(quick, tmp_path):
     change = {
         "conclusion": "comparison", "topologies": ["ring"], "nodes": [4], "weights": ["random_integer", "lazy"],
@@ -481,6 +494,7 @@ def test_the_example_in_the_docs_keeps_its_variants_apart(quick, tmp_path):
     assert sorted(row["level"] for row in rows) == pytest.approx(sorted(by_hand))
 
 
+@pytest.mark.processes
 def test_speedup_with_default_and_effective_steps(quick, tmp_path):
     for change in ({"lr": "default"}, {"equal_effective_step": True}):
         study = load(quick, change | {"algorithms": ["push_pull", "centralized"]})
@@ -490,6 +504,7 @@ def test_speedup_with_default_and_effective_steps(quick, tmp_path):
         assert all(row["nodes"] == "2, 4" and np.isfinite(row["slope of level/c"]) for row in slopes)
 
 
+@pytest.mark.processes
 def test_a_diverged_run_and_a_problem_without_noise_do_not_end_the_conclusion(quick, tmp_path):
     outcome = run_study(
         load(quick, {"lr": [0.1, 1e30], "topologies": ["ring"], "problem.noise_std": 0.0}), tmp_path / "out"
@@ -500,6 +515,7 @@ def test_a_diverged_run_and_a_problem_without_noise_do_not_end_the_conclusion(qu
     assert outcome.warned
 
 
+@pytest.mark.processes
 def test_if_all_fails_the_reason_is_said(quick, tmp_path):
     failed = perron("study", "run", str(quick), "--set", "algorithms=dsgd", "--out", str(tmp_path / "out"))
     assert failed.returncode == 3
@@ -530,6 +546,7 @@ def test_time_to_accuracy_of_known_curves(quick):
     assert "4 nodes need so many times fewer steps" in found.sentences[0]
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("conclusion", ["speedup", "comparison", "residual", "topologies", "time_to_accuracy"])
 def test_every_conclusion_of_a_real_run_is_written(quick, tmp_path, conclusion):
     change = {
@@ -576,6 +593,7 @@ def perron(*arguments, cwd=None):
     return subprocess.run(command, capture_output=True, text=True, cwd=cwd, env=environment, timeout=120, check=False)
 
 
+@pytest.mark.processes
 def test_command_line_runs_shows_and_plots(quick, tmp_path):
     ran = perron("study", "run", str(quick), "--set", "nodes=[2,3,4]", cwd=tmp_path)
     assert ran.returncode == 0, ran.stderr
@@ -588,6 +606,7 @@ def test_command_line_runs_shows_and_plots(quick, tmp_path):
     assert (tmp_path / "results/quick/curves.png").exists()
 
 
+@pytest.mark.slow
 def test_command_line_lists_and_refuses(tmp_path):
     listed = perron("study", "list")
     assert all(name in listed.stdout for name in shipped())
