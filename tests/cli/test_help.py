@@ -54,7 +54,7 @@ def ran(capsys, *words, debug=False):
 
 def perron(*words, **options):
     command = [sys.executable, "-m", "perron", *map(str, words)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, **options)
+    return subprocess.run(command, capture_output=True, text=True, timeout=600, check=False, **options)
 
 
 # ---- help
@@ -332,14 +332,14 @@ def test_the_options_of_a_script_are_its_own(tmp_path):
 def test_a_reader_that_has_seen_enough():
     for words in ("study list", "study list --json"):
         command = f"{shlex.quote(sys.executable)} -m perron {words} | head -c 1"
-        done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=120, check=False)
+        done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=600, check=False)
         assert (done.stderr, done.returncode) == ("", 0)
 
 
 def test_a_disk_that_is_full():
     with Path("/dev/full").open("w") as full:
         command = [sys.executable, "-m", "perron", "study", "list", "--json"]
-        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, timeout=120, check=False)
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, timeout=600, check=False)
     assert done.returncode == 1
     assert done.stderr == "perron: No space left on device.\n"
 
@@ -350,7 +350,7 @@ def test_ctrl_c_is_silent():
     script += "sys.argv = ['perron', 'graph', 'ring']\ncli.main()"
     command = [sys.executable, "-c", script]
     restore = {"preexec_fn": lambda: signal.signal(signal.SIGINT, signal.default_int_handler)}
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, **restore)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False, **restore)
     assert (done.returncode, done.stderr) == (130, "")
 
 
@@ -489,7 +489,7 @@ def test_what_is_not_imported(words, absent, tmp_path):
         f"sys.stderr.write(' '.join(name for name in {absent!r} if name in sys.modules))\nsys.exit(code)"
     )
     done = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, cwd=tmp_path, timeout=120, check=False
+        [sys.executable, "-c", script], capture_output=True, text=True, cwd=tmp_path, timeout=600, check=False
     )
     assert done.returncode == 0, done.stderr
     imported = done.stderr if "new" not in words else done.stderr.splitlines()[-1]
@@ -508,7 +508,7 @@ def test_completion_imports_nothing_slow(line):
         "COMP_CWORD": str(len(line.split(" ")) - 1),
     }
     done = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, env=environment, timeout=120, check=False
+        [sys.executable, "-c", script], capture_output=True, text=True, env=environment, timeout=600, check=False
     )
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.strip()

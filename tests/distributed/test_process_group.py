@@ -3,6 +3,7 @@
 import threading
 import time
 
+import pytest
 import torch.distributed as dist
 from kinds import Training, group
 
@@ -12,19 +13,21 @@ from perron.distributed.optimizer import Decentralized
 from perron.distributed.process_group import FixedPeers
 
 
+@pytest.mark.slow
 def test_a_collective_waits_as_long_as_it_is_told(tmp_path):
     """And not as long as its group, which is meant for messages."""
     members, found = [Member(node, str(node), fresh=True, phase="start", step=0) for node in range(2)], {}
-    store = dist.FileStore(str(tmp_path / "store"), 2)
+    store, ready = dist.FileStore(str(tmp_path / "store"), 2), threading.Barrier(2)
 
     def come(rank, late):
         generation = Generation(0, members, str(rank), {})
-        generation.connect(dist.PrefixStore("generation", store), 1.0)
+        ready.wait()
+        generation.connect(dist.PrefixStore("generation", store), 3.0)
         time.sleep(late)
-        found[rank] = gathered(f"text of {rank}", generation, 20.0)
+        found[rank] = gathered(f"text of {rank}", generation, 100.0)
         generation.leave()
 
-    both = [threading.Thread(target=come, args=(rank, 3.0 * rank)) for rank in range(2)]
+    both = [threading.Thread(target=come, args=(rank, 5.0 * rank)) for rank in range(2)]
     for one in both:
         one.start()
     for one in both:

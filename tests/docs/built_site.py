@@ -48,6 +48,7 @@ def page(browser, request) -> Iterator[Page]:
     """A page that fails on errors in its console, and on every request but for files."""
     context = browser.new_context(viewport={"width": request.param[0], "height": request.param[1]})
     opened, wrong = context.new_page(), []
+    opened.set_default_timeout(300_000)
     opened.on("console", lambda said: wrong.append(said.text) if said.type == "error" else None)
     opened.on("pageerror", lambda error: wrong.append(str(error)))
     opened.on("request", lambda asked: wrong.append(asked.url) if asked.url.startswith("http") else None)
@@ -73,5 +74,5 @@ def test_formulas_are_typeset(page):
 
 def test_search_finds(page):
     page.goto((SITE / "search.html").as_uri() + "?q=kappa")
-    page.wait_for_selector("ul.search li a", timeout=20_000)
+    page.wait_for_selector("ul.search li a", timeout=300_000)
     assert page.locator("ul.search li a").count() >= 3

@@ -17,7 +17,7 @@ FIELDS = {
     "the algorithm": {"algorithm": perron.ALGORITHMS["add_opt"]}, "an option of it": {"algorithm": perron.PushPull(order="atc")},
     "the network": {"graph": NETWORK}, "weights": {"weights": "metropolis"}, "seed": {"seed": 9}, "lr": {"lr": 0.5},
     "weight_decay": {"weight_decay": 0.1}, "wire": {"wire": "bf16"}, "broadcast": {"broadcast": False},
-    "timeout": {"timeout": 6.0}, "nonfinite": {"nonfinite": "skip"}, "the parameters' shapes": {"width": 21},
+    "timeout": {"timeout": 61.0}, "nonfinite": {"nonfinite": "skip"}, "the parameters' shapes": {"width": 21},
     "the parameters' type": {"dtype": torch.float64},
     "the buffers": {"norm": True}, "the version of perron": {"perron": "9.9"}, "the version of torch": {"torch": "9.9"},
 }  # fmt: skip
@@ -30,7 +30,7 @@ def made(*, algorithm=None, graph="ring", width=20, dtype=torch.float32, norm=Fa
         "lr": 0.1,
         "weights": "uniform",
         "seed": 0,
-        "timeout": 5.0,
+        "timeout": 60.0,
         "wire": None,
         "nonfinite": "raise",
         "broadcast": True,

@@ -4,9 +4,10 @@ import random
 import signal
 import time
 
+from table import FULL
 from trainings import NODES, SLACK, unfaulted
 
-TIMEOUT = 5.0
+TIMEOUT = 5.0 if FULL else 10.0  # seconds; other nodes may be slow on a busy machine
 
 
 def test_f04_a_node_hangs(training, row, trials):
@@ -26,7 +27,7 @@ def test_f04_a_node_hangs(training, row, trials):
         said = next(error for node, _, _, error in lost if node == listener)
         assert f"Node {listener} lost node {victim} in step" in said
         assert f"edge node {victim} -> node {listener}" in said
-        assert "silent for 5 s. Start again" in said
+        assert f"silent for {TIMEOUT:g} s. Start again" in said
         one.further(1)
     code, said = one.ended()
     assert code == 0, said

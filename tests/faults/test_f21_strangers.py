@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 import time
+from contextlib import contextmanager
 from pathlib import Path
 
 import psutil
@@ -178,20 +179,28 @@ def test_f21_knocks_that_make_no_sense(row):
         handshake.poll()
     assert len(said) == len(odd) + 4
 
-    def let_in():
-        time.sleep(0.1)
-        handshake.poll()
+    @contextmanager
+    def polled():
+        """While another thread answers."""
+        ended = threading.Event()
 
-    host = threading.Thread(target=let_in)
-    host.start()
-    join(store, "a secret", "Me", {"nodes": [2]}, timeout=10)
-    host.join()
+        def answer():
+            while not ended.wait(0.02):
+                handshake.poll()
+
+        host = threading.Thread(target=answer)
+        host.start()
+        try:
+            yield
+        finally:
+            ended.set()
+            host.join()
+
+    with polled():
+        join(store, "a secret", "Me", {"nodes": [2]}, timeout=100)
     assert len(said) == len(odd) + 4
-    host = threading.Thread(target=let_in)
-    host.start()
-    with pytest.raises(NetworkError, match="other nodes"):
-        join(store, "a secret", "Me", {"nodes": [7]}, timeout=10)
-    host.join()
+    with polled(), pytest.raises(NetworkError, match="other nodes"):
+        join(store, "a secret", "Me", {"nodes": [7]}, timeout=100)
     row.measured(f"{len(odd) + 4} knocks that make no sense: refused, and the next one let in", trials=len(odd) + 4)
 
 

@@ -71,12 +71,12 @@ def test_f23_texts_in_the_report(tmp_path, row):
     dialogs, requests = [], []
     with sync_playwright() as playwright:
         arguments = ["--no-sandbox"] if os.geteuid() == 0 else []
-        browser = playwright.chromium.launch(executable_path=browser_here(), args=arguments, timeout=120_000)
+        browser = playwright.chromium.launch(executable_path=browser_here(), args=arguments, timeout=600_000)
         opened = browser.new_page()
         opened.on("dialog", lambda dialog: (dialogs.append(dialog.message), dialog.dismiss()))
         opened.on("request", lambda request: requests.append(request.url))
         opened.goto(page.as_uri())
-        opened.wait_for_selector("html[data-ready=yes]", state="attached", timeout=120_000)
+        opened.wait_for_selector("html[data-ready=yes]", state="attached", timeout=600_000)
         shown = opened.inner_text("body")
         made = opened.evaluate("document.querySelectorAll('img, svg[onload], [onerror], [onload]').length")
         browser.close()

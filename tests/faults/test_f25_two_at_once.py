@@ -11,6 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 from kinds import KINDS, group
+from processes import HANG
 from study_runs import LONG, QUICK, run_in_background, wait_for
 
 import perron
@@ -47,9 +48,9 @@ def test_f25_two_studies_in_one_directory(tmp_path, row):
     file, out = tmp_path / "quick.toml", tmp_path / "out"
     file.write_text(QUICK)
     first = run_in_background(file, out, *LONG, "--set", "steps=1000000", "--set", "every=1000")
-    wait_for(lambda: list((out / "runs").glob("*.live")), 120)
+    wait_for(lambda: list((out / "runs").glob("*.live")))
     second = run_in_background(file, out)
-    _, said = second.communicate(timeout=100)
+    _, said = second.communicate(timeout=HANG)
     assert second.returncode == 1
     assert re.fullmatch(
         rf"perron: Another process is running a study in {re.escape(str(out))} \(process {first.pid} on {socket.gethostname()}, "
@@ -60,9 +61,9 @@ def test_f25_two_studies_in_one_directory(tmp_path, row):
     first.kill()
     first.communicate()
     third = run_in_background(file, out, "--set", "steps=320")
-    _, said = third.communicate(timeout=200)
+    _, said = third.communicate(timeout=HANG)
     assert third.returncode == 0, said
-    psutil.wait_procs(children, timeout=30)
+    psutil.wait_procs(children, timeout=HANG)
     row.measured(
         "study: the second refused with process and host of the first; after its kill the next went on", trials=1
     )

@@ -576,7 +576,7 @@ def test_a_study_that_was_killed_goes_on_where_it_was(tmp_path):
     part = tmp_path / "part"
     quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
     killed = subprocess.Popen([*command, str(part)], start_new_session=True, **quiet)
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + 600
     while not list(part.glob("runs/*.partial")):
         assert time.monotonic() < deadline
         assert killed.poll() is None

@@ -41,7 +41,7 @@ def browser():
 
     with sync_playwright() as playwright:
         arguments = ["--no-sandbox"] if hasattr(os, "geteuid") and os.geteuid() == 0 else []
-        started = playwright.chromium.launch(executable_path=BROWSER, args=arguments, timeout=120_000)
+        started = playwright.chromium.launch(executable_path=BROWSER, args=arguments, timeout=600_000)
         yield started
         started.close()
 
@@ -55,7 +55,7 @@ def opened(browser, address):
         context = browser.new_context(viewport={"width": width, "height": height}, **options)
         contexts.append(context)
         page = context.new_page()
-        page.set_default_timeout(60_000)
+        page.set_default_timeout(300_000)
         page.add_init_script(
             "addEventListener('securitypolicyviolation', (e) => console.error(`CSP: ${e.violatedDirective} ${e.blockedURI}`))"
         )
@@ -307,6 +307,6 @@ def test_a_script_that_is_not_ours_does_not_run(browser, address, tmp_path):
     changed.write_text(text.replace("</main>", "<script>document.title = 'hacked'</script></main>", 1))
     page = browser.new_page()
     page.goto(changed.as_uri())
-    page.wait_for_selector("html[data-ready=yes]", state="attached", timeout=120_000)
+    page.wait_for_selector("html[data-ready=yes]", state="attached", timeout=600_000)
     assert page.title() != "hacked"
     page.close()

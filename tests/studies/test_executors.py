@@ -12,6 +12,7 @@ from typing import ClassVar
 
 import psutil
 import pytest
+from processes import HANG
 from study_runs import run_in_background, wait_for
 
 from perron.errors import PerronError
@@ -174,16 +175,16 @@ ray.kill(crew.board, no_restart=False)  # as if its process were killed
 crew.until.clear()
 hear(2)
 assert 0 in crew.until
-child = subprocess.Popen(["sleep", "100"])
+child = subprocess.Popen(["sleep", "1000"])
 crew._kill(machine, child.pid)
-assert child.wait(60) == -9
+assert child.wait(600) == -9
 """
 
 
 @pytest.mark.cluster
 def test_ray_replaces_the_board_and_kills_what_does_not_hear():
     pytest.importorskip("ray")
-    done = subprocess.run([sys.executable, "-c", LOST], check=False, capture_output=True, text=True, timeout=200)
+    done = subprocess.run([sys.executable, "-c", LOST], check=False, capture_output=True, text=True, timeout=HANG)
     assert done.returncode == 0, done.stderr
 
 
@@ -197,16 +198,16 @@ def test_ray_names_the_killed_and_another_pool_goes_on_to_the_same_table(study, 
         family = psutil.Process(process.pid).children(recursive=True)
         return [one for one in family if "ray::_work" in " ".join(one.cmdline())]
 
-    wait_for(at_work, seconds=200)[0].kill()
+    wait_for(at_work)[0].kill()
     family = psutil.Process(process.pid).children(recursive=True)
-    _, error = process.communicate(timeout=300)
+    _, error = process.communicate(timeout=HANG)
     assert process.returncode == 3, error
     assert error.count("its process was killed") == 1
     assert "doubly stochastic" in error
     assert "Traceback" not in error
     finished = len(list((out / "runs").glob("*.parquet")))
     assert finished in (1, 2)  # the killed one may have been done, but not have said so yet
-    assert psutil.wait_procs(family, timeout=60)[1] == []
+    assert psutil.wait_procs(family, timeout=HANG)[1] == []
     outcome = run_study(study, out, workers=1)
     assert outcome.reused == finished
     assert (out / "results.parquet").read_bytes() == whole(study, tmp_path / "whole")
@@ -264,7 +265,7 @@ def slurm(request, monkeypatch):
     else:
         yield Near()
         for one in Near.known.values():
-            one._process.wait(30)
+            one._process.wait(HANG)
         Near.known.clear()
 
 

@@ -6,7 +6,6 @@ import random
 import signal
 import subprocess
 import sys
-import time
 from contextlib import suppress
 from hashlib import sha256
 from pathlib import Path
@@ -15,7 +14,8 @@ import numpy as np
 import pandas as pd
 import psutil
 import pytest
-from study_runs import LONG, QUICK, run_in_background, wait_for
+from processes import HANG
+from study_runs import LONG, QUICK, at_work, run_in_background, wait_for
 
 from perron import Mixing, PushPull, simulate
 from perron._storage import tensorfile as saved
@@ -257,7 +257,7 @@ def test_a_run_that_is_taken_up_again_counts_the_seconds_before(quick, tmp_path)
         again = perform(job, lambda _: None)
         assert again.failed is None
         assert again.table == first.table
-        assert least < json.loads(again.facts)["seconds"] < least + 60
+        assert least < json.loads(again.facts)["seconds"] < least + HANG
     network = Mixing.uniform(topologies.ring(4))
     options = {"every": 10, "checkpoint": tmp_path / "on.partial"}
     for steps in (10, 20):  # what was saved before is in what is saved later
@@ -361,18 +361,18 @@ def test_kill_9_in_the_middle_then_the_same_table(quick, tmp_path):
     children = psutil.Process(process.pid).children(recursive=True)
     process.send_signal(signal.SIGKILL)
     process.communicate()
-    psutil.wait_procs(children, timeout=30)
+    psutil.wait_procs(children, timeout=HANG)
     assert not any(child.is_running() for child in children)  # no orphan goes on
     assert not (out / "results.parquet").exists()
     done = {path: path.stat().st_mtime_ns for path in (out / "runs").glob("*.parquet")}
     assert 2 <= len(done) < 8
     process = run_in_background(quick, out, *LONG)
-    _, error = process.communicate(timeout=120)
+    _, error = process.communicate(timeout=HANG)
     assert process.returncode == 0, error
     assert f"{len(done)} of them done already" in error
     assert {path: path.stat().st_mtime_ns for path in done} == done
     whole = run_in_background(quick, tmp_path / "whole", *LONG)
-    whole.communicate(timeout=120)
+    whole.communicate(timeout=HANG)
     assert (out / "results.parquet").read_bytes() == (tmp_path / "whole" / "results.parquet").read_bytes()
 
 
@@ -381,17 +381,15 @@ def test_a_killed_worker_is_named_and_the_others_finish(quick, tmp_path):
     out = tmp_path / "out"
     process = run_in_background(quick, out, *LONG, "--set", "steps=12000")
     wait_for(lambda: list((out / "runs").glob("*.parquet")))
-    time.sleep(0.5)  # both workers are in the middle of a run now, not between two
-    workers = [child for child in psutil.Process(process.pid).children() if "spawn_main" in " ".join(child.cmdline())]
-    workers[0].kill()
-    _, error = process.communicate(timeout=180)
+    wait_for(lambda: at_work(out))[0].kill()
+    _, error = process.communicate(timeout=HANG)
     assert process.returncode == 3
     assert "its process was killed (exit code -9)" in error
     assert "the same command tries these again" in error
     assert len(read_study(out).failed) == 1
     assert len(list((out / "runs").glob("*.parquet"))) == 7
     process = run_in_background(quick, out, *LONG, "--set", "steps=12000")
-    process.communicate(timeout=180)
+    process.communicate(timeout=HANG)
     assert process.returncode == 0
 
 
@@ -410,10 +408,8 @@ def test_a_stopped_worker_is_named_and_the_others_finish(quick, tmp_path):
     out = tmp_path / "out"
     process = run_in_background(quick, out, *LONG, "--set", "timeout=0.3")
     wait_for(lambda: list((out / "runs").glob("*.parquet")))
-    time.sleep(0.5)
-    workers = [child for child in psutil.Process(process.pid).children() if "spawn_main" in " ".join(child.cmdline())]
-    workers[0].suspend()
-    _, error = process.communicate(timeout=120)
+    wait_for(lambda: at_work(out))[0].suspend()
+    _, error = process.communicate(timeout=HANG)
     assert process.returncode == 3
     assert error.count("took longer than timeout = 0.3 minutes and was stopped") == 1
     assert len(list((out / "runs").glob("*.parquet"))) == 7
@@ -425,7 +421,7 @@ def test_ctrl_c_keeps_what_is_finished(quick, tmp_path):
     process = run_in_background(quick, out, *LONG)
     wait_for(lambda: list((out / "runs").glob("*.parquet")))
     os.killpg(process.pid, signal.SIGINT)  # as a terminal does: to the workers, too
-    _, error = process.communicate(timeout=60)
+    _, error = process.communicate(timeout=HANG)
     assert process.returncode == 130
     assert "the same command goes on" in error
     assert "Traceback" not in error
@@ -590,7 +586,7 @@ def test_a_directory_without_results_is_refused(tmp_path):
 def perron(*arguments, cwd=None):
     command = [sys.executable, "-m", "perron", *arguments]
     environment = os.environ | {"COLUMNS": "200"}
-    return subprocess.run(command, capture_output=True, text=True, cwd=cwd, env=environment, timeout=120, check=False)
+    return subprocess.run(command, capture_output=True, text=True, cwd=cwd, env=environment, timeout=HANG, check=False)
 
 
 @pytest.mark.processes

@@ -9,7 +9,7 @@ import traceback
 from pathlib import Path
 
 HERE = Path(__file__).parent
-LONG = 600.0  # seconds that nothing takes unless it hangs, not even on a machine with much else to do
+HANG = 600.0  # seconds that nothing takes unless it hangs, not even on a machine with much else to do
 
 
 def started(script, n, folder, *arguments):
@@ -26,7 +26,7 @@ def started(script, n, folder, *arguments):
     ]
 
 
-def launched(script, n, folder, *arguments, timeout=LONG):
+def launched(script, n, folder, *arguments, timeout=HANG):
     """Run it to its end; outputs, errors and exit codes."""
     deadline = time.monotonic() + timeout
     processes = started(script, n, folder, *arguments)

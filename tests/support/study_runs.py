@@ -1,9 +1,14 @@
 """A small study, and `perron study run` in a process that can be interrupted or killed."""
 
+import json
 import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
+
+import psutil
+from processes import HANG
 
 QUICK = """
 title = "A quick one"
@@ -38,7 +43,17 @@ def run_in_background(quick, out, *more):
     )
 
 
-def wait_for(condition, seconds=60.0):
+def at_work(out):
+    """The processes that do a run of a study now; first the one that has begun last, and will be at work for longest."""
+    found = []
+    for path in (out / "runs").glob("*.live"):
+        with suppress(FileNotFoundError, IndexError, ValueError, psutil.NoSuchProcess):  # just begun, or just finished
+            about = json.loads(path.read_text().splitlines()[0])
+            found.append((about["began"], psutil.Process(about["pid"])))
+    return [process for _, process in sorted(found, key=lambda one: -one[0])]
+
+
+def wait_for(condition, seconds=HANG):
     until = time.monotonic() + seconds
     while time.monotonic() < until:
         if found := condition():

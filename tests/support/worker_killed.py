@@ -12,13 +12,13 @@ from torch import nn
 import perron
 from perron.distributed.optimizer import Decentralized
 
-RANK, SIZE, FOLDER, FAULT = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], sys.argv[4]
+RANK, SIZE, FOLDER, FAULT, TIMEOUT = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], sys.argv[4], float(sys.argv[5])
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{FOLDER}/store", rank=RANK, world_size=SIZE)
     model = nn.Linear(300, 300)
-    optimizer = Decentralized(model, perron.PushPull(), "ring", lr=0.01, timeout=3)
+    optimizer = Decentralized(model, perron.PushPull(), "ring", lr=0.01, timeout=TIMEOUT)
     data = torch.randn(8, 300)
     started = time.monotonic()
     try:
