@@ -1,4 +1,4 @@
-"""Files that are written in full or not at all."""
+"""Files that are written completely or not at all."""
 
 from __future__ import annotations
 
@@ -13,61 +13,78 @@ from typing import BinaryIO
 
 from perron.errors import FileError
 
-PART = re.compile(r"(.+)\.(\d+)\.part")  # a file that is being written: its name to be, and the process
+PART = re.compile(r"(.+)\.(\d+)\.part")  # a temporary file: the final name and the id of the process that writes it
 
 
 def write_bytes(path: str | Path, content: bytes) -> Path:
-    """Write a file so that at every moment, whatever happens, the old or the new content is there in full."""
-    with writing(path, size=len(content)) as file:
+    """Write a file atomically: at every moment, the path holds the complete old or the complete new content."""
+    with open_atomic(path, size=len(content)) as file:
         file.write(content)
     return Path(path)
 
 
 @contextlib.contextmanager
-def writing(path: str | Path, *, size: int | None = None, before: Path | None = None) -> Iterator[BinaryIO]:
-    """A file to write to, in the same way: it takes the place of the old one when all is written.
+def open_atomic(path: str | Path, *, size: int | None = None, backup: Path | None = None) -> Iterator[BinaryIO]:
+    """Open a temporary file for writing, which replaces ``path`` at the end of the block.
 
-    The order is what a power cut asks for: content to disk, then the name, then the directory to disk.
+    To survive a power failure, the content is flushed to disk first, then the file is renamed, then the directory is flushed.
 
     Args:
-        size: bytes that will be written, for an error that says so.
-        before: where the old one is kept, on file systems with hard links.
+        path: the file.
+        size: number of bytes that will be written, for the error if the disk is full.
+        backup: where to keep the old file, on file systems with hard links.
     """
     path = Path(path)
-    part = path.with_name(f"{path.name}.{os.getpid()}.part")  # one for each process that may be writing it
+    part = _part_of(path)
     try:
         if path.exists() and not path.is_file():  # replacing a device or a pipe would remove it
             raise FileError(f"Cannot write {path}: it is not a regular file.")
-        clear(path)
-        with part.open("xb") as file:  # never what somebody else put there, as a link to elsewhere
+        remove_leftovers(path)
+        with part.open("xb") as file:  # never through an existing file, which may be a link to another place
             yield file
             file.flush()
             os.fsync(file.fileno())
-        if before is not None:
-            _keep(path, before)
+        if backup is not None:
+            _link(path, backup)
         part.replace(path)
-        sync(path.parent)
+        _flush_directory(path.parent)
     except BaseException as error:
         with contextlib.suppress(OSError):
             part.unlink()
         if isinstance(error, OSError):
-            raise FileError(f"Cannot write {path}: {error.strerror or error}{_room(path, size, error)}.") from None
+            raise FileError(f"Cannot write {path}: {error.strerror or error}{_space(path, size, error)}.") from None
         raise
 
 
 def make_directory(path: Path) -> None:
-    """Make a directory, and those above it, so that they are still there after a power cut."""
+    """Create a directory and its missing parents so that they survive a power failure."""
     try:
-        missing = [one for one in (path, *path.parents) if not one.exists()]
+        missing = [parent for parent in (path, *path.parents) if not parent.exists()]
         path.mkdir(parents=True, exist_ok=True)
-        for one in {*missing, path, path.parent}:  # another process may have made the last two, and not come further
-            sync(one.parent)
+        for created in {
+            *missing,
+            path,
+            path.parent,
+        }:  # another process may have created the last two, but not flushed them
+            _flush_directory(created.parent)
     except OSError as error:
         raise FileError(f"Cannot make the directory {path}: {error.strerror}.") from None
 
 
-def sync(directory: Path) -> None:
-    """Have the names in a directory on disk."""
+def remove_leftovers(path: Path) -> None:
+    """Remove temporary files for ``path`` of processes that no longer exist, or that had the id of this process."""
+    with os.scandir(path.parent) as entries:
+        parts = [(entry.path, match) for entry in entries if (match := PART.fullmatch(entry.name))]
+    for leftover, match in parts:
+        if match[1] == path.name and (int(match[2]) == os.getpid() or not _is_alive(int(match[2]))):
+            Path(leftover).unlink(missing_ok=True)
+
+
+def _part_of(path: Path) -> Path:
+    return path.with_name(f"{path.name}.{os.getpid()}.part")
+
+
+def _flush_directory(directory: Path) -> None:
     opened = os.open(directory, os.O_RDONLY)
     try:
         os.fsync(opened)
@@ -75,37 +92,27 @@ def sync(directory: Path) -> None:
         os.close(opened)
 
 
-def clear(path: Path) -> None:
-    """Remove what processes that were killed left of a file; the system gives numbers of processes anew, so ours goes, too."""
-    with os.scandir(path.parent) as entries:
-        parts = [(entry.path, found) for entry in entries if (found := PART.fullmatch(entry.name))]
-    for left, found in parts:
-        if found[1] == path.name and (int(found[2]) == os.getpid() or not _lives(int(found[2]))):
-            Path(left).unlink(missing_ok=True)
-
-
-def _lives(process: int) -> bool:
+def _is_alive(process: int) -> bool:
     try:
         os.kill(process, 0)
     except (ProcessLookupError, OverflowError):
         return False
-    except PermissionError:
-        return True
+    except PermissionError:  # it belongs to another user
+        pass
     return True
 
 
-def _keep(path: Path, before: Path) -> None:
-    """A second name for the file that is about to be replaced."""
-    part = before.with_name(f"{before.name}.{os.getpid()}.part")
-    with contextlib.suppress(OSError):  # there is none, or no hard links: then the old one goes
-        clear(before)
+def _link(path: Path, backup: Path) -> None:
+    """Give the file that is about to be replaced a second name."""
+    part = _part_of(backup)
+    with contextlib.suppress(OSError):  # no old file, or no hard links: then there is no backup
+        remove_leftovers(backup)
         os.link(path, part)
-        part.replace(before)
-        part.unlink(missing_ok=True)  # still there if both were names of one file: then the system renames nothing
+        part.replace(backup)
+        part.unlink(missing_ok=True)  # it still exists if both were names of one file, which the system does not rename
 
 
-def _room(path: Path, size: int | None, error: OSError) -> str:
-    """What a full disk lacks."""
+def _space(path: Path, size: int | None, error: OSError) -> str:
     if error.errno not in (ENOSPC, EDQUOT, EFBIG) or size is None:
         return ""
     return f" (it needs {size:,} bytes; {shutil.disk_usage(path.parent).free:,} are free)"

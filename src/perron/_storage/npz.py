@@ -1,4 +1,4 @@
-"""Arrays in .npz files, which are read without being trusted: no pickles, and nothing is unpacked that is no array."""
+"""Read .npz files from untrusted sources: nothing is unpickled, and nothing but arrays is unpacked."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MAX_UNPACKED = 2**30  # bytes
 
 
 def read(path: Path) -> dict[str, Any]:
-    """All arrays in a file, by name."""
+    """Return all arrays in a file, by name."""
     try:
         with zipfile.ZipFile(path) as archive:
             unpacked = sum(member.file_size for member in archive.infolist())
@@ -31,33 +31,31 @@ def read(path: Path) -> dict[str, Any]:
                         f"{path} is not an .npz file that can be read: {member.filename!r:.80} in it is no array."
                     )
         with np.load(path, allow_pickle=False) as arrays:
-            return {key: arrays[key] for key in arrays}
+            return dict(arrays)
     except FileError:
         raise
     except OSError as error:
         raise FileError(f"Cannot read {path}: {error.strerror or error}.") from None
-    except Exception as error:  # a damaged archive makes zipfile and numpy raise nearly anything
+    except Exception as error:  # zipfile and numpy raise nearly anything on a damaged archive
         raise FileError(f"{path} is not an .npz file that can be read: {error}.") from None
 
 
 def _array_size(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> int:
-    """The bytes that an array in an archive has by its own header, before it is unpacked; -1 if it has none."""
+    """Return the size in bytes that an array's header implies, before it is unpacked; -1 if it is not an array."""
     with archive.open(member) as file:
         if file.read(len(np.lib.format.MAGIC_PREFIX)) != np.lib.format.MAGIC_PREFIX:
             return -1
         file.seek(0)
-        read = {
-            (1, 0): np.lib.format.read_array_header_1_0,
-            (2, 0): np.lib.format.read_array_header_2_0,
-        }.get(np.lib.format.read_magic(file))
-        if read is None:
+        version = np.lib.format.read_magic(file)
+        if version not in ((1, 0), (2, 0)):
             return -1
-        shape, _, kind = read(file)
-        return file.tell() + math.prod(shape) * kind.itemsize
+        read_header = getattr(np.lib.format, f"read_array_header_{version[0]}_0")
+        shape, _, dtype = read_header(file)
+        return file.tell() + math.prod(shape) * int(dtype.itemsize)
 
 
-def packed(arrays: dict[str, Any]) -> bytes:
-    """The content of a file with these arrays."""
+def pack(arrays: dict[str, Any]) -> bytes:
+    """Return the content of an .npz file with these arrays."""
     buffer = io.BytesIO()
     np.savez_compressed(buffer, allow_pickle=False, **arrays)
     return buffer.getvalue()

@@ -17,7 +17,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from perron._storage.atomic import writing
+from perron._storage.atomic import open_atomic
 from perron.errors import FileError
 
 TYPES = {
@@ -49,7 +49,7 @@ def write(path: str | Path, tensors: Mapping[str, Tensor], facts: Mapping[str, A
     about["size"] = f"{whole:16d}"
     text = json.dumps(header).encode().ljust(length)
     hashed = sha256()
-    with writing(path, size=whole, before=before(path) if keep else None) as file:
+    with open_atomic(path, size=whole, backup=before(path) if keep else None) as file:
         pieces: list[Any] = [len(text).to_bytes(8, "little") + text, *(_raw(tensor) for _, tensor in ordered)]
         for piece in pieces:
             hashed.update(piece)

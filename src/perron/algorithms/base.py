@@ -22,7 +22,7 @@ from perron.errors import GraphError, MixingError
 from perron.networks.facts import Network
 from perron.networks.mixing import Mixing
 from perron.networks.spectral import period_product
-from perron.networks.stochastic import skewed, uneven
+from perron.networks.stochastic import worst_asymmetry, worst_sum
 
 # Pull-only methods are not to be trusted where diag(A^t) gets as small as WILD of its limit. Measured with exact gradients at the
 # default step on directed rings of 6 to 16 nodes with random integer weights: errors of FROST first grow to a peak, and in double
@@ -239,9 +239,9 @@ def check_matrices(about: About, mixing: Mixing) -> None:
         refuse("a column-stochastic push matrix", "", "Pass push= to Mixing.")
     if kind in ("W", "W sym") and not mixing.is_doubly_stochastic:
         remedy = "Use Mixing.metropolis (undirected graphs) or Mixing.balanced (digraphs)."
-        refuse("doubly stochastic weights", first(uneven), remedy)
+        refuse("doubly stochastic weights", first(worst_sum), remedy)
     if kind == "W sym" and not mixing.is_symmetric:
-        refuse("symmetric weights", first(skewed), "Use Mixing.metropolis on an undirected graph.")
+        refuse("symmetric weights", first(worst_asymmetry), "Use Mixing.metropolis on an undirected graph.")
     if kind in ("A", "B") and not mixing.is_strongly_connected:
         try:
             for graph in [mixing.pull_graph] * mixing.has_pull + [mixing.push_graph] * mixing.has_push:

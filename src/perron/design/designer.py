@@ -24,7 +24,7 @@ from perron.errors import MixingError, PerronError
 from perron.networks import spectral
 from perron.networks.graph import Graph
 from perron.networks.mixing import Mixing
-from perron.networks.stochastic import columns_to_one, rows_to_one
+from perron.networks.stochastic import normalize_columns, normalize_rows
 from perron.theory.recursion import dense
 
 LARGEST = 300  # nodes: the search is dense
@@ -342,7 +342,7 @@ def _of_pair(task: Task, value: Callable[[Mixing], float]) -> Callable[[list[Flo
 
 def _leaf(task: Task, leaf: int) -> Design:
     pulled, candidates = spare_uplink(task.graph, task.push_graph, leaf)
-    pushed = min(candidates, key=lambda g: _sum_of(columns_to_one(g.adjacency()).toarray()))
+    pushed = min(candidates, key=lambda g: _sum_of(normalize_columns(g.adjacency()).toarray()))
     reduced = Task(pulled, pushed, _even(pulled, pushed), task.floor, task.starts, task.seed, task.iterations)
     found = search(reduced.spaces, [goals.summed], reduced.guesses(), _larger(_sum_of), iterations=task.iterations)
     mixing = reduced.mixing("leaf", found.matrices)
@@ -361,7 +361,7 @@ def _leaf(task: Task, leaf: int) -> Design:
 
 def _even(graph: Graph, push_graph: Graph) -> Mixing:
     name = f"{graph.name}, uniform weights"
-    pull, push = rows_to_one(graph.adjacency()), columns_to_one(push_graph.adjacency())
+    pull, push = normalize_rows(graph.adjacency()), normalize_columns(push_graph.adjacency())
     return Mixing(pull, push, connected="rooted", name=name)
 
 

@@ -1,6 +1,6 @@
-"""Stochastic matrices: normalised, checked and stored.
+"""Stochastic matrices: convert, normalize, check and store them.
 
-``[i, j]`` is what node i takes from node j. Rows of a pull matrix and columns of a push matrix sum to one.
+``[i, j]`` is the weight that node i gives to the values of node j. Rows of a pull matrix and columns of a push matrix sum to one.
 """
 
 from __future__ import annotations
@@ -15,29 +15,34 @@ from perron.errors import MixingError, brief
 
 Matrix: TypeAlias = Any  # a dense float64 array or a csr_array
 
-TOLERANCE = 1e-9  # how far a row or column sum may be from one
-SPARSE_FROM = 256  # smaller matrices are dense: one product costs less than walking through the indices
-SPARSE_BELOW = 0.1  # larger ones are sparse (CSR) where at most this share of the entries is not zero
+TOLERANCE = 1e-9  # largest allowed distance of a row or column sum from one
+SPARSE_FROM = 256  # nodes; smaller matrices are dense, for which a product is cheaper than following indices
+SPARSE_BELOW = 0.1  # larger ones are sparse (CSR) if at most this share of the entries is nonzero
 
 
-def rows_to_one(matrix: csr_array) -> csr_array:
-    """Each row divided by its sum; an empty row stays empty."""
+def normalize_rows(matrix: csr_array) -> csr_array:
+    """Divide each row by its sum; an empty row stays empty."""
     normal = matrix.copy()
     normal.data /= np.repeat(matrix.sum(axis=1), np.diff(matrix.indptr))
     return normal
 
 
-def columns_to_one(matrix: csr_array) -> csr_array:
-    """Each column divided by its sum; an empty column stays empty."""
-    return csr_array(rows_to_one(csr_array(matrix.T)).T)
+def normalize_columns(matrix: csr_array) -> csr_array:
+    """Divide each column by its sum; an empty column stays empty."""
+    return csr_array(normalize_rows(csr_array(matrix.T)).T)
 
 
-def as_csr(matrix: Any) -> csr_array:
-    """A matrix of any kind (nested lists, array, tensor, scipy sparse) in canonical sparse form."""
+def to_dense(matrix: Matrix) -> FloatArray:
+    """Return a dense or sparse matrix as a dense array, without a copy if it is one."""
+    dense: FloatArray = matrix.toarray() if issparse(matrix) else np.asarray(matrix)
+    return dense
+
+
+def to_csr(matrix: Any) -> csr_array:
+    """Copy a matrix of any kind (nested lists, array, tensor, scipy sparse) to canonical CSR form."""
     if not issparse(matrix):
         try:
-            matrix = matrix.detach() if hasattr(matrix, "detach") else matrix
-            matrix = np.asarray(matrix)
+            matrix = np.asarray(matrix.detach() if hasattr(matrix, "detach") else matrix)
             matrix = matrix if np.iscomplexobj(matrix) else matrix.astype(np.float64)
         except (TypeError, ValueError):
             raise MixingError(f"A mixing matrix is an n x n array of numbers; got {brief(matrix)}.") from None
@@ -45,14 +50,14 @@ def as_csr(matrix: Any) -> csr_array:
             raise MixingError(f"A mixing matrix is an n x n array of numbers; got shape {matrix.shape}.")
     if np.iscomplexobj(matrix):
         raise MixingError("A mixing matrix has real weights; got complex ones.")
-    sparse = csr_array(matrix, dtype=np.float64, copy=True)  # what is checked must be ours alone
+    sparse = csr_array(matrix, dtype=np.float64, copy=True)  # a checked matrix must not change afterwards
     sparse.sum_duplicates()
     sparse.eliminate_zeros()
     return sparse
 
 
-def stored(matrix: csr_array) -> Matrix:
-    """Dense where that is quicker, otherwise CSR; never to be written to."""
+def freeze(matrix: csr_array) -> Matrix:
+    """Return the matrix read-only, in the faster of the two forms: dense or CSR."""
     n = matrix.shape[0]
     if n < SPARSE_FROM or matrix.nnz > SPARSE_BELOW * n * n:
         dense: FloatArray = matrix.toarray()
@@ -63,24 +68,37 @@ def stored(matrix: csr_array) -> Matrix:
     return matrix
 
 
+def check_sizes(pulls: list[csr_array], pushes: list[csr_array]) -> int:
+    """Return the number of nodes, or raise a `MixingError` unless all matrices are square and of one size."""
+    shapes = [("pull", m.shape) for m in pulls] + [("push", m.shape) for m in pushes]
+    first_side, (first, _) = shapes[0]
+    for side, (rows, columns) in shapes:
+        if rows != columns or not rows:
+            raise MixingError(
+                f"{side} must be a square matrix, a row and a column for each node; got {rows} x {columns}."
+            )
+    for side, (rows, _) in shapes:
+        if rows != first:
+            raise MixingError(f"All matrices need as many nodes; got {first} in {first_side} but {rows} in {side}.")
+    return int(first)
+
+
 def check_stochastic(pulls: list[csr_array], pushes: list[csr_array]) -> None:
     """Raise a `MixingError` unless the rows of every pull and the columns of every push matrix sum to one."""
     for side, matrices in (("pull", pulls), ("push", pushes)):
         for matrix in matrices:
             check_entries(side, matrix)
-    swapped = bool(pulls and pushes) and all(_worst(m, axis=0)[1] <= TOLERANCE for m in pulls)
-    swapped = swapped and all(_worst(m, axis=1)[1] <= TOLERANCE for m in pushes)
+    both = bool(pulls and pushes)
+    swapped = both and all(_sums_to_one(m, 0) for m in pulls) and all(_sums_to_one(m, 1) for m in pushes)
     for side, matrices, axis in (("pull", pulls, 1), ("push", pushes, 0)):
         for matrix in matrices:
-            line, off, total = _worst(matrix, axis)
-            if off > TOLERANCE:
-                kind = "row" if axis == 1 else "column"
-                what = f"{side}: {kind} {line} sums to {total:.12g}, must be 1 within {TOLERANCE:g}."
-                raise MixingError(f"{what} {_remedy(side, matrix, axis, swapped=swapped, both=bool(pulls and pushes))}")
+            if not _sums_to_one(matrix, axis):
+                remedy = _remedy(side, matrix, axis, swapped=swapped, both=both)
+                raise MixingError(f"{side}: {_worst_line(matrix, axis)[1]}, must be 1 within {TOLERANCE:g}. {remedy}")
 
 
 def check_entries(side: str, matrix: csr_array) -> None:
-    """Raise a `MixingError` that names the entry, if one is negative or not finite."""
+    """Raise a `MixingError` with the location of the first entry that is negative or not finite."""
     for problem, wrong in (
         ("is not finite", ~np.isfinite(matrix.data)),
         ("is negative, but weights are shares", matrix.data < 0),
@@ -94,41 +112,40 @@ def check_entries(side: str, matrix: csr_array) -> None:
             )
 
 
-def _worst(matrix: csr_array, axis: int) -> tuple[int, float, float]:
-    """The row (axis 1) or column (axis 0) whose sum is farthest from one: its number, how far, and its sum."""
+def _worst_line(matrix: csr_array, axis: int) -> tuple[float, str]:
+    """Return the largest distance of a row sum (axis 1) or column sum (axis 0) from one, and a description of that sum."""
     sums = matrix.sum(axis=axis)
     line = int(np.argmax(np.abs(sums - 1)))
-    return line, abs(float(sums[line]) - 1), float(sums[line])
+    return abs(float(sums[line]) - 1), f"{'row' if axis == 1 else 'column'} {line} sums to {float(sums[line]):.12g}"
 
 
-def uneven(matrix: Matrix) -> str:
-    """The row or column whose sum is farthest from one, in words; nothing if all sum to one."""
+def _sums_to_one(matrix: csr_array, axis: int) -> bool:
+    return _worst_line(matrix, axis)[0] <= TOLERANCE
+
+
+def worst_sum(matrix: Matrix) -> str:
+    """Describe the row or column sum that is farthest from one; empty if the matrix is doubly stochastic."""
+    distance, text = max(_worst_line(csr_array(matrix), axis) for axis in (1, 0))
+    return text if distance > TOLERANCE else ""
+
+
+def worst_asymmetry(matrix: Matrix) -> str:
+    """Describe the entries ``[i, j]`` and ``[j, i]`` that differ most; empty if the matrix is symmetric."""
     sparse = csr_array(matrix)
-    (off, kind, line, total) = max(
-        (off, kind, line, total)
-        for kind, axis in (("row", 1), ("column", 0))
-        for line, off, total in [_worst(sparse, axis)]
-    )
-    return f"{kind} {line} sums to {total:.12g}" if off > TOLERANCE else ""
-
-
-def skewed(matrix: Matrix) -> str:
-    """The pair of entries ``[i, j]`` and ``[j, i]`` that differ most, in words; nothing if the matrix is symmetric."""
-    sparse = csr_array(matrix)
-    apart = csr_array(abs(sparse - sparse.T)).tocoo()
-    if not apart.nnz or apart.max() <= TOLERANCE:
+    difference = csr_array(abs(sparse - sparse.T)).tocoo()
+    if not difference.nnz or difference.max() <= TOLERANCE:
         return ""
-    i, j = (int(one[np.argmax(apart.data)]) for one in (apart.row, apart.col))
+    largest = np.argmax(difference.data)
+    i, j = int(difference.row[largest]), int(difference.col[largest])
     return f"[{i}, {j}] = {sparse[i, j]:.12g} but [{j}, {i}] = {sparse[j, i]:.12g}"
 
 
 def _remedy(side: str, matrix: csr_array, axis: int, *, swapped: bool, both: bool) -> str:
     if swapped:
         return "pull is column-stochastic and push is row-stochastic: the two are swapped."
-    kind = "row" if axis == 1 else "column"
-    if _worst(matrix, 1 - axis)[1] > TOLERANCE:
-        return f"Divide each {kind} by its sum. ([i, j] is what node i takes from node j.)"
-    other = "column" if axis == 1 else "row"
-    wrong = "lets the nodes agree, but on a wrong point" if side == "push" else "keeps the nodes from agreeing"
-    found = f"both matrices are {other}-stochastic, which {wrong}" if both else f"it is {other}-stochastic"
-    return f"Its {other}s do sum to one: {found}. Divide each {kind} by its sum instead."
+    kind, other = ("row", "column") if axis == 1 else ("column", "row")
+    if not _sums_to_one(matrix, 1 - axis):
+        return f"Divide each {kind} by its sum. ([i, j] is the weight that node i gives to node j.)"
+    effect = "lets the nodes agree, but on a wrong point" if side == "push" else "keeps the nodes from agreeing"
+    cause = f"both matrices are {other}-stochastic, which {effect}" if both else f"it is {other}-stochastic"
+    return f"Its {other}s do sum to one: {cause}. Divide each {kind} by its sum instead."
