@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from perron import Mixing
-from perron.plots import BLUE, COLOURS, GREY, INK, save
+from perron.plots import BLUE, COLORS, GREY, INK, save
 
 PREFIX, NETWORK = "perron-bench-", "10.213.7."
 FAST, SLOW = 100, 20  # Mbit/s
@@ -195,7 +195,7 @@ def bars(path: Path, panels: dict[str, Rows]) -> None:
     for panel, (title, found) in zip(axes, panels.items(), strict=False):
         names = [name for name in found if not name.startswith(("plain SGD", "bare"))][::-1]
         ratios = [found[name]["ratio"] for name in names]
-        colours = [BLUE if name in NAMES else COLOURS[1] for name in names]
+        colours = [BLUE if name in NAMES else COLORS[1] for name in names]
         panel.barh([NAMES.get(name, name) for name in names], ratios, color=colours, height=0.65)
         for place, ratio in enumerate(ratios):
             panel.text(ratio, place, f" {ratio:.2f}", va="center", fontsize=8, color=INK)

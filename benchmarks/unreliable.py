@@ -118,7 +118,7 @@ def draw(found: list[dict[str, Any]], path: Path) -> None:
     titles = ("messages are lost", "messages are late, and some are lost and repeated")
     for late, (axes, title) in enumerate(zip(both, titles, strict=True)):
         shown = [one for one in found if ("delay" in one["robust"]["links"]) == bool(late)]
-        for colour, one in zip(plots.COLOURS, shown, strict=False):
+        for colour, one in zip(plots.COLORS, shown, strict=False):
             for kind, style in (("robust", "-"), ("plain", "--")):
                 step, error = np.array(one[kind]["curve"]).T
                 label = _short(one["robust"]["links"]) if kind == "robust" else None

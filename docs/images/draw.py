@@ -7,7 +7,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Circle
 
 import perron
-from perron.plots import BLUE, COLOURS, GREY, INK, PALE, save
+from perron.plots import BLUE, COLORS, GREY, INK, PALE, save
 
 HERE = Path(__file__).parent
 GRAPH = perron.Graph(4, [(0, 1), (1, 2), (2, 3), (3, 0), (0, 2), (0, 3)], name="four sites")
@@ -40,7 +40,7 @@ def wrong_point():
     figure = Figure(figsize=(10, 3.4), layout="constrained")
     for axes, (title, told) in zip(figure.subplots(1, 3, sharey=True), panels.items(), strict=True):
         for node in range(4):
-            axes.plot(told[:, node], color=COLOURS[node], label=f"site {node}")
+            axes.plot(told[:, node], color=COLORS[node], label=f"site {node}")
         axes.axhline(MEASURED.mean(), color=GREY, linestyle="--", linewidth=1, label="the mean, 40")
         axes.set(title=title, xlabel="step")
         axes.grid(alpha=0.25)

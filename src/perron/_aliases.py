@@ -1,4 +1,4 @@
-"""Other names for public modules and classes: shortcuts, and the names of version 0.1.
+"""Aliases of public modules and classes: shortcuts, and names of version 0.1.
 
 ``perron.optim.Decentralized`` and ``from perron.keyed import Keyed`` keep working after the modules have moved. The tables
 list every name that the documentation of version 0.1 mentioned.
@@ -48,24 +48,24 @@ MODULES = {
     "wiring": "networks.builder",
 }
 NAMES = {"Keeper": "distributed.checkpoint_manager"}
-SEARCHED = ("algorithms", "errors")  # every class of these is a name of perron, too
+SEARCHED = ("algorithms", "errors")  # every class in these is available as perron.<class>
 
 
 def resolve(name: str) -> Any:
-    """Return what ``perron.<name>`` stands for, or raise an AttributeError."""
+    """Return the module or class with the alias ``perron.<name>``, or raise an AttributeError."""
     if name in MODULES:
         return import_module(f"perron.{MODULES[name]}")
     if name in NAMES:
         return getattr(import_module(f"perron.{NAMES[name]}"), name)
     if name[:1].isupper():
         for module in SEARCHED:
-            if hasattr(found := import_module(f"perron.{module}"), name):
-                return getattr(found, name)
+            if hasattr(home := import_module(f"perron.{module}"), name):
+                return getattr(home, name)
     raise AttributeError(f"module 'perron' has no attribute {name!r}")
 
 
 class _Finder(MetaPathFinder, Loader):
-    """Imports ``perron.<alias>`` as the module that it stands for."""
+    """Import ``perron.<alias>`` as the module with that alias."""
 
     def find_spec(self, fullname: str, _path: object = None, _target: object = None) -> ModuleSpec | None:
         package, _, name = fullname.rpartition(".")
@@ -76,5 +76,5 @@ class _Finder(MetaPathFinder, Loader):
 
 
 def install() -> None:
-    """Make the import system know the aliases."""
+    """Register the aliases with the import system."""
     sys.meta_path.append(_Finder())

@@ -15,10 +15,10 @@ from perron.errors import PerronError
 
 
 class LossAt:
-    """The loss of a module on a batch as a function of its trainable parameters in one vector, with two derivatives.
+    """The loss of a module on a batch as a function of one vector of all trainable parameters, with two derivatives.
 
-    The module is left alone: parameters, gradients, buffers, mode and torch's generators are afterwards what they were.
-    It is evaluated in the mode that it is in, and every evaluation starts from the module's buffers.
+    The module does not change: neither its parameters, gradients, buffers and mode, nor torch's generators. Every evaluation
+    uses the module's current mode and starts from its buffers.
 
     Args:
         model: any module; its parameters that require a gradient, in their order, are the vector.
@@ -34,25 +34,25 @@ class LossAt:
         self._gpus = [self.point.device.index or 0] if self.point.device.type == "cuda" else []
 
     def grad(self, point: Tensor, inputs: Any, targets: Any, *, seed: int = 0) -> tuple[Tensor, Tensor]:
-        """Loss and gradient at a point; the seed is for dropout and the like."""
+        """Return loss and gradient at a point; the seed is for dropout and the like."""
         with torch.enable_grad():
             leaves = self._leaves(point)
             value = self._value(leaves, inputs, targets, seed)
             grads = torch.autograd.grad(value, leaves, materialize_grads=True)
-        return value.detach(), _joined(grads)
+        return value.detach(), _concatenate(grads)
 
     def product(self, point: Tensor, v: Tensor, inputs: Any, targets: Any, *, seed: int = 0) -> Tensor:
-        """The Hessian at a point times v: the gradient of <gradient, v>."""
+        """Return the Hessian at a point times v: the gradient of <gradient, v>."""
         # The fast kernels of attention have no second derivative; the plain one has.
         with torch.enable_grad(), sdpa_kernel(SDPBackend.MATH):
             leaves = self._leaves(point)
             value = self._value(leaves, inputs, targets, seed)
             grads = torch.autograd.grad(value, leaves, create_graph=True, materialize_grads=True)
-            along = (_joined(grads) * v).sum()
+            along = (_concatenate(grads) * v).sum()
             if along.requires_grad:  # unless the loss is linear in all parameters
-                # Not autograd.grad, which goes around operations that can be differentiated once only: here they are errors.
+                # Not autograd.grad: it skips operations that can be differentiated only once, which are errors here.
                 along.backward()  # type: ignore[no-untyped-call]
-        return _joined(tuple(torch.zeros_like(one) if one.grad is None else one.grad for one in leaves))
+        return _concatenate(tuple(torch.zeros_like(leaf) if leaf.grad is None else leaf.grad for leaf in leaves))
 
     def _leaves(self, point: Tensor) -> list[Tensor]:
         parts = point.detach().split([param.numel() for param in self.params.values()])  # type: ignore[no-untyped-call]
@@ -70,32 +70,34 @@ class LossAt:
         return value
 
 
-def _joined(parts: tuple[Tensor, ...]) -> Tensor:
+def _concatenate(parts: tuple[Tensor, ...]) -> Tensor:
     return torch.cat([part.reshape(-1) for part in parts])
 
 
 @contextmanager
-def replaced(tensors: dict[str, Tensor], values: dict[str, Tensor]) -> Iterator[None]:
-    """Within it, some tensors have other values."""
-    own = {name: tensors[name].clone() for name in values}
-    with torch.no_grad():
-        for name, value in values.items():
-            tensors[name].copy_(value)
+def temporarily_set(tensors: dict[str, Tensor], values: dict[str, Tensor]) -> Iterator[None]:
+    """Give some tensors other values within a block."""
+    saved = {name: tensors[name].clone() for name in values}
+
+    def assign(values: dict[str, Tensor]) -> None:
+        with torch.no_grad():
+            for name, value in values.items():
+                tensors[name].copy_(value)
+
+    assign(values)
     try:
         yield
     finally:
-        with torch.no_grad():
-            for name, value in own.items():
-                tensors[name].copy_(value)
+        assign(saved)
 
 
-def averaged(buffers: dict[str, Tensor], weights: Tensor | None = None) -> dict[str, Tensor]:
-    """Floating-point buffers of several models, each stacked ``(models, ...)``, averaged; with equal weights unless given.
+def average_buffers(buffers: dict[str, Tensor], weights: Tensor | None = None) -> dict[str, Tensor]:
+    """Average floating-point buffers of several models, each stacked ``(models, ...)``; with equal weights by default.
 
     A variance becomes that of the union of the models' data, var = mean(var_i) + mean((mean_i - mean)^2), in float64: the
     difference of E[x^2] and mean^2 would cancel.
     """
-    found = {}
+    averages = {}
     for name, stacked in buffers.items():
         share = torch.full((len(stacked),), 1 / len(stacked)) if weights is None else weights
         share = share.to(stacked.device, torch.float64)
@@ -103,9 +105,9 @@ def averaged(buffers: dict[str, Tensor], weights: Tensor | None = None) -> dict[
         def mean(values: Tensor, share: Tensor = share) -> Tensor:
             return torch.tensordot(share, values.double(), 1)
 
-        found[name] = mean(stacked)
+        averages[name] = mean(stacked)
         partner = buffers.get(name.removesuffix("running_var") + "running_mean")
         if name.endswith("running_var") and partner is not None:
-            found[name] += mean((partner.double() - mean(partner)).square())
-        found[name] = found[name].to(stacked.dtype)
-    return found
+            averages[name] += mean((partner.double() - mean(partner)).square())
+        averages[name] = averages[name].to(stacked.dtype)
+    return averages

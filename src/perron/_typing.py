@@ -12,7 +12,7 @@ FloatArray = NDArray[np.float64]
 
 
 def check_whole(what: str, value: object, *, low: int = 0) -> int:
-    """A whole number that is at least ``low``: for seeds, counts and node numbers."""
+    """Return the value if it is a whole number of at least ``low`` (a seed, a count, a node), otherwise raise an error."""
     if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < low or value >= 2**63:
         raise GraphError(f"{what} needs a whole number, at least {low}; got {value!r}.")
     return int(value)

@@ -1,15 +1,7 @@
-"""What can go wrong, on one page.
+"""All errors that perron raises deliberately.
 
-    PerronError (a ValueError)
-    |-- GraphError        a graph that is not one, or cannot do what is asked of it
-    |-- MixingError       matrices that would mix wrongly
-    |-- SpectralError     a metric that cannot be computed for this matrix
-    |-- FileError         a file that does not hold what it should
-    |-- UnknownNameError  a name or an option that does not exist
-    |-- FailedError       what was asked for was tried, and some of it failed
-    `-- NetworkError      a neighbour that is gone or silent
-
-Every message says what is wrong, what was found, and the remedy. The command line prints it without a traceback.
+A `PerronError` is a ValueError. Every message contains the problem, the value at fault and a remedy. The command line prints it
+without a traceback.
 """
 
 __all__ = [
@@ -25,23 +17,23 @@ __all__ = [
 
 
 class PerronError(ValueError):
-    """Base of every error that perron raises on purpose."""
+    """Base class of every error that perron raises deliberately."""
 
 
 class GraphError(PerronError):
-    """A graph that is not one, or cannot do what is asked of it."""
+    """An invalid graph, or one that an operation does not support."""
 
 
 class MixingError(PerronError):
-    """Matrices that would mix wrongly."""
+    """Invalid mixing matrices."""
 
 
 class SpectralError(PerronError):
-    """A metric that cannot be computed for this matrix."""
+    """A metric that is undefined or too expensive for this matrix."""
 
 
 class FileError(PerronError):
-    """A file that does not hold what it should."""
+    """A file that cannot be read or written."""
 
 
 class UnknownNameError(PerronError):
@@ -49,21 +41,21 @@ class UnknownNameError(PerronError):
 
 
 class FailedError(PerronError):
-    """What was asked for was tried, and some of it failed: the command line ends with code 3 instead of 1."""
+    """Some parts of a requested operation failed: the command line exits with code 3 instead of 1."""
 
 
 class NetworkError(PerronError):
-    """A neighbour that is gone or silent."""
+    """A neighbor that failed or does not respond."""
 
 
 def listed(items: object, limit: int = 6, *, sep: str = ", ") -> str:
-    """``0, 1, 2, ... (97 more)``: a short list for an error message."""
+    """Format items for an error message: ``0, 1, 2, ... (97 more)``."""
     parts = [str(item) for item in items]  # type: ignore[attr-defined]
     shown = sep.join(parts[:limit])
     return f"{shown}{sep}... ({len(parts) - limit} more)" if len(parts) > limit else shown
 
 
 def brief(value: object, limit: int = 80) -> str:
-    """A value as an error message shows it: on one line, and not all of it."""
+    """Format a value for an error message: on one line, truncated."""
     shown = " ".join(repr(value).split())
     return shown if len(shown) <= limit else f"{shown[: limit - 3]}..."

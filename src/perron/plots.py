@@ -1,11 +1,10 @@
-"""Pictures. Every function takes data and a path, and writes the file in the format of its suffix (PNG, PDF, SVG)."""
+"""Figures: graphs, curves and tables, written as PNG, PDF or SVG by the suffix of the path."""
 
 from __future__ import annotations
 
 import io
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import cycle
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,27 +20,18 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 FORMATS = (".png", ".pdf", ".svg")
-MOST_NODES = 400
-MOST_EDGES = 20_000
-CAREFUL_UP_TO = 64  # nodes; in larger drawings links do not bend round nodes
+MAX_NODES = 400
+MAX_EDGES = 20_000
+BEND_UP_TO = 64  # nodes; in larger drawings links are straight
 BENDS = (0.0, 0.12, -0.12, 0.2, -0.2, 0.3, -0.3)  # of links, the straightest first
-COLOURS = (
-    "#0072B2",
-    "#D55E00",
-    "#009E73",
-    "#CC79A7",
-    "#E69F00",
-    "#56B4E9",
-    "#000000",
-    "#8C564B",
-)  # Okabe & Ito: colour-blind-safe; and brown, which differs in brightness from its neighbours
+# Okabe & Ito's palette for color-blind readers, and brown, which differs in brightness from its neighbors.
+COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#8C564B")
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")
-BLUE, INK, PALE, GREY = COLOURS[0], "#222222", "#E6F1F8", "#888888"
+BLUE, INK, PALE, GREY = COLORS[0], "#222222", "#E6F1F8", "#888888"
 
 
 def draw(graph: Graph | Sequence[Graph], path: str | Path) -> Path:
-    """Draw who speaks to whom, with an arrow for each edge; links that go both ways are plain lines in an undirected
-    graph. A sequence of graphs, such as a time-varying network, becomes one panel each."""
+    """Draw a graph with an arrow for each edge, or with lines if it is undirected; a sequence of graphs in one panel each."""
     graphs = [graph] if isinstance(graph, Graph) else list(graph)
     if not graphs:
         raise GraphError("There is no graph to draw.")
@@ -52,12 +42,14 @@ def draw(graph: Graph | Sequence[Graph], path: str | Path) -> Path:
 
 def draw_all(graphs: dict[str, Graph], path: str | Path, *, columns: int = 3) -> Path:
     """Draw several graphs side by side, each under its title, as in the paper's topology figure."""
-    path = _checked(Path(path))
+    path = _check_format(Path(path))
     for graph in graphs.values():
-        if len(graph.edges) > MOST_EDGES:
-            raise GraphError(f"{graph.name} has {len(graph.edges):,} edges; at most {MOST_EDGES:,} can be drawn.")
-        if graph.nodes > MOST_NODES:
-            raise GraphError(f"{graph.name} cannot be drawn so that anything is seen; at most {MOST_NODES} nodes can.")
+        if len(graph.edges) > MAX_EDGES:
+            raise GraphError(f"{graph.name} has {len(graph.edges):,} edges; at most {MAX_EDGES:,} can be drawn.")
+        if graph.nodes > MAX_NODES:
+            raise GraphError(
+                f"{graph.name} has too many nodes for a readable drawing; at most {MAX_NODES} can be drawn."
+            )
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -76,31 +68,12 @@ def draw_all(graphs: dict[str, Graph], path: str | Path, *, columns: int = 3) ->
     return save(figure, path)
 
 
-def curves(lines: Mapping[str, tuple[Any, FloatArray, FloatArray]], metric: str, *, log: bool = True) -> Figure:
-    """Named curves ``(steps, mean, standard error)``, each with a band of two standard errors."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(6.4, 4.2), layout="constrained")
-    axes = figure.subplots()
-    for colour, (name, (steps, mean, error)) in zip(cycle(COLOURS), lines.items(), strict=False):
-        axes.plot(steps, mean, color=colour, linewidth=1.4, label=name)
-        low = np.maximum(mean - 2 * error, mean * 1e-3) if log else mean - 2 * error
-        axes.fill_between(steps, low, mean + 2 * error, color=colour, alpha=0.2, linewidth=0)
-    axes.set_xlabel("step")
-    axes.set_ylabel(metric)
-    if log:
-        axes.set_yscale("log")
-    axes.grid(alpha=0.25)
-    axes.legend(frameon=False, fontsize=9)
-    return figure
-
-
 @dataclass(frozen=True)
 class Line:
-    """One curve of a panel: ``y`` at ``x`` with a band of two standard errors.
+    """A curve of a panel: ``y`` at ``x`` with a band of two standard errors.
 
-    ``floor`` is a level drawn dashed in the same colour; ``guide`` makes the curve itself a thin grey reference. A
-    greater ``width`` lets a curve be seen under others that coincide with it.
+    ``floor`` is a level, drawn dashed in the same color. A ``guide`` is a thin grey reference curve. A greater ``width`` keeps a
+    curve visible under others that coincide with it.
     """
 
     label: str
@@ -123,15 +96,16 @@ def panels(
     legend: str | None = None,
     shares: bool = False,
 ) -> Figure:
-    """A grid of panels with logarithmic y axes and one legend for all; the same label has the same colour in each.
+    """A grid of panels with logarithmic y axes and one legend; equal labels have equal colors in all panels.
 
     Args:
-        content: for each panel its title and lines.
-        x, y: what the axes show.
+        content: the lines of each panel, by its title.
+        x, y: labels of the axes.
+        columns: the largest number of panels in a row.
         log_x: whether x is logarithmic too; the values of x are then the ticks.
         points: whether to mark the points and draw error bars instead of bands.
-        legend: its title.
-        shares: whether y is a share between 0 and 1, shown in percent on a plain axis.
+        legend: the title of the legend.
+        shares: whether y is a share between 0 and 1, shown in percent on a linear axis.
     """
     from matplotlib.figure import Figure
     from matplotlib.ticker import PercentFormatter
@@ -142,12 +116,12 @@ def panels(
     figure = Figure(figsize=(inches, 2.5 * height + 0.75), layout="constrained")
     axes = figure.subplots(height, width, squeeze=False, sharey=True).ravel()
     labels = sorted({line.label: line for lines in content.values() for line in lines if not line.guide}, key=_natural)
-    style = {label: (COLOURS[i % len(COLOURS)], MARKERS[i % len(MARKERS)]) for i, label in enumerate(labels)}
+    style = {label: (COLORS[i % len(COLORS)], MARKERS[i % len(MARKERS)]) for i, label in enumerate(labels)}
     handles: dict[str, Any] = {}
     for i, (panel, (title, lines)) in enumerate(zip(axes, content.items(), strict=False)):
         for line in lines:
-            colour, marker = (GREY, "") if line.guide else style[line.label]
-            handles.setdefault(line.label, _line(panel, line, colour, marker, points))
+            color, marker = (GREY, "") if line.guide else style[line.label]
+            handles.setdefault(line.label, _line(panel, line, color, marker, points))
         panel.set_title(title, fontsize=10, color=INK)
         if shares:
             panel.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
@@ -165,68 +139,64 @@ def panels(
     for panel in axes[len(content) :]:
         panel.set_axis_off()
     shown = sorted(handles, key=lambda label: (label not in style, _natural(label)))
-    room = int(
-        inches * 12 / (max(map(len, shown)) + 8)
-    )  # about twelve letters to an inch, and the line in front of them
+    fitting = int(inches * 12 / (max(map(len, shown)) + 8))  # about twelve letters to an inch, and the line before them
     figure.legend(
-        [handles[label] for label in shown],
-        shown,
-        title=legend,
-        loc="outside lower center",
-        ncols=max(1, min(len(shown), room)),
-        frameon=False,
-        fontsize=9,
-        title_fontsize=9,
-    )
+        [handles[label] for label in shown], shown, title=legend, loc="outside lower center", frameon=False,
+        ncols=max(1, min(len(shown), fitting)), fontsize=9, title_fontsize=9,
+    )  # fmt: skip
     return figure
 
 
+def curves(lines: Mapping[str, tuple[Any, FloatArray, FloatArray]], metric: str) -> Figure:
+    """One panel of named curves ``(steps, mean, standard error)``."""
+    return panels({"": [Line(name, *line) for name, line in lines.items()]}, x="step", y=metric)
+
+
 def heat_maps(content: Mapping[str, IntArray]) -> Figure:
-    """Tables of counts side by side, ``(nodes, classes)`` each, as the samples that nodes have; one scale for all."""
+    """Tables of counts ``(nodes, classes)`` side by side with one color scale, such as the samples of each node."""
     from matplotlib.figure import Figure
 
     rows = max(len(counts) for counts in content.values())
     figure = Figure(figsize=(4.4 * len(content), 0.24 * rows + 1.6), layout="constrained")
     axes = figure.subplots(1, len(content), squeeze=False, sharey=True).ravel()
     most = max(int(counts.max()) for counts in content.values())
-    for place, (panel, (title, counts)) in enumerate(zip(axes, content.items(), strict=True)):
+    for panel, (title, counts) in zip(axes, content.items(), strict=True):
         image = panel.imshow(counts, aspect="auto", cmap="Blues", vmin=0, vmax=most)
         for node, row in enumerate(counts.tolist()):
             for label, count in enumerate(row):
-                colour = "white" if count > 0.6 * most else INK
-                panel.text(label, node, str(count), ha="center", va="center", fontsize=6, color=colour)
+                color = "white" if count > 0.6 * most else INK
+                panel.text(label, node, str(count), ha="center", va="center", fontsize=6, color=color)
         panel.set_title(title, fontsize=10, color=INK)
         panel.set_xlabel("class", fontsize=9)
         panel.set_xticks(range(counts.shape[1]))
         panel.set_yticks(range(len(counts)))
         panel.tick_params(labelsize=8, length=0)
         panel.spines[:].set_visible(False)
-        if not place:
-            panel.set_ylabel("node", fontsize=9)
+    axes[0].set_ylabel("node", fontsize=9)
     figure.colorbar(image, ax=axes.tolist(), label="samples", shrink=0.8)
     return figure
 
 
-def _line(axes: Axes, line: Line, colour: str, marker: str, points: bool) -> Any:
+def _line(axes: Axes, line: Line, color: str, marker: str, points: bool) -> Any:
     if line.guide:
-        return axes.plot(line.x, line.y, color=colour, linewidth=1.0, linestyle=(0, (4, 3)), zorder=1)[0]
+        return axes.plot(line.x, line.y, color=color, linewidth=1.0, linestyle=(0, (4, 3)), zorder=1)[0]
     if points:
         error = None if line.error is None else 2 * line.error
         handle: Any = axes.errorbar(
-            line.x, line.y, yerr=error, color=colour, marker=marker, markersize=4.5, linewidth=1.2, capsize=2
+            line.x, line.y, yerr=error, color=color, marker=marker, markersize=4.5, linewidth=1.2, capsize=2
         )
     else:
-        handle = axes.plot(line.x, line.y, color=colour, linewidth=line.width)[0]
+        handle = axes.plot(line.x, line.y, color=color, linewidth=line.width)[0]
         if line.error is not None:
             low = np.maximum(line.y - 2 * line.error, line.y * 1e-2)
-            axes.fill_between(line.x, low, line.y + 2 * line.error, color=colour, alpha=0.2, linewidth=0)
+            axes.fill_between(line.x, low, line.y + 2 * line.error, color=color, alpha=0.2, linewidth=0)
     if line.floor is not None:
-        axes.axhline(line.floor, color=colour, linewidth=1.0, linestyle=(0, (4, 2)))
+        axes.axhline(line.floor, color=color, linewidth=1.0, linestyle=(0, (4, 2)))
     return handle
 
 
 def _natural(label: str) -> int:
-    """The number that a label ends in, so that n = 16 comes after n = 4; others keep their order."""
+    """Sort key: the number at the end of a label, so that n = 16 comes after n = 4; other labels keep their order."""
     last = label.rpartition(" ")[2]
     return int(last) if last.isdecimal() else 0
 
@@ -240,10 +210,10 @@ def _ticks(axes: Axes, values: list[float]) -> None:
 
 
 def save(figure: Figure, path: str | Path) -> Path:
-    """Write a figure atomically, without a date in it, so that the same figure is the same file."""
+    """Write a figure atomically and without a date, so that equal figures are equal files."""
     from matplotlib import rc_context
 
-    path = _checked(Path(path))
+    path = _check_format(Path(path))
     buffer = io.BytesIO()
     kind = path.suffix[1:].lower()
     undated = {"pdf": {"CreationDate": None}, "svg": {"Date": None}, "png": {}}[kind]
@@ -252,7 +222,7 @@ def save(figure: Figure, path: str | Path) -> Path:
     return write_bytes(path, buffer.getvalue())
 
 
-def _checked(path: Path) -> Path:
+def _check_format(path: Path) -> Path:
     if path.suffix.lower() not in FORMATS:
         raise FileError(f"A picture is written to one of {', '.join(FORMATS)}; got {path}.")
     return path
@@ -261,8 +231,8 @@ def _checked(path: Path) -> Path:
 def _draw(axes: Axes, graph: Graph, inches: float) -> None:
     where = layout(graph)
     points = inches * 72 * 0.85 / max(np.ptp(where[:, 0]), np.ptp(where[:, 1]), 1e-9)  # points per unit of the layout
-    radius = float(np.clip(room(graph, where) * points, 1.5, 11))
-    one_way, both_ways = links(graph)
+    radius = float(np.clip(node_radius(graph, where) * points, 1.5, 11))
+    one_way, both_ways = split_links(graph)
     arrow = "-" if graph.is_symmetric else "<|-|>"
     for pairs, style in ((one_way, "-|>"), (both_ways, arrow)):
         for source, target in pairs:
@@ -288,16 +258,16 @@ def _draw(axes: Axes, graph: Graph, inches: float) -> None:
 
 
 def layout(graph: Graph) -> FloatArray:
-    """Where to draw the nodes, ``(nodes, 2)``: at their own positions, or round a circle."""
+    """Return the positions of the nodes in a drawing, ``(nodes, 2)``: their own, or on a circle."""
     if graph.positions is not None:
         return _spread(graph.positions)
-    # Round a circle, clockwise from the top: no three nodes on a line, so no edge hides behind a node.
+    # Clockwise from the top of a circle: no three nodes are on a line, so that no edge is hidden behind a node.
     angle = np.pi / 2 - 2 * np.pi * np.arange(graph.nodes) / graph.nodes
     return np.stack([np.cos(angle), np.sin(angle)], axis=1)
 
 
 def _spread(where: FloatArray) -> FloatArray:
-    """Move nodes that lie almost on top of each other apart, as little as needed to tell them apart."""
+    """Move nodes that nearly coincide apart, as little as possible."""
     from scipy.spatial import KDTree
 
     where = where.copy()
@@ -314,34 +284,32 @@ def _spread(where: FloatArray) -> FloatArray:
     return where
 
 
-def room(graph: Graph, where: FloatArray) -> float:
-    """The largest radius at which nodes neither touch each other nor, on a circle, the links that skip one node."""
+def node_radius(graph: Graph, where: FloatArray) -> float:
+    """Return the largest radius at which nodes touch neither each other nor, on a circle, the links that skip a node."""
     from scipy.spatial import KDTree
 
     if graph.nodes == 1:
         return 1.0
     distance, _ = KDTree(where).query(where, k=2)
-    room = float(distance[:, 1].min()) / 3.2
+    radius = float(distance[:, 1].min()) / 3.2
     skipping = 1 - np.cos(2 * np.pi / graph.nodes)
-    return min(room, 0.6 * skipping) if graph.positions is None and 8 <= graph.nodes <= 40 else room
+    return min(radius, 0.6 * skipping) if graph.positions is None and 8 <= graph.nodes <= 40 else radius
 
 
-def links(graph: Graph) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
-    """The links that go one way, and those that go both ways (each once)."""
+def split_links(graph: Graph) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
+    """Return the links that go one way, and those that go both ways (each once)."""
     edges = {(source, target) for source, target in graph.edges.tolist()}
     one_way = sorted(edge for edge in edges if edge[::-1] not in edges)
-    return one_way, sorted(
-        (source, target) for source, target in edges if source < target and (target, source) in edges
-    )
+    return one_way, sorted(edge for edge in edges if edge[0] < edge[1] and edge[::-1] in edges)
 
 
 def _connect(
     axes: Axes, where: FloatArray, source: int, target: int, style: str, radius: float, *, reach: float
 ) -> None:
-    """One link, straight unless it would run through another node."""
+    """Draw a link, bent if it would cross another node."""
     from matplotlib.patches import FancyArrowPatch
 
-    start, end, rad = where[source], where[target], bend(where, source, target, reach=reach)
+    start, end, rad = where[source], where[target], link_bend(where, source, target, reach=reach)
     axes.add_patch(
         FancyArrowPatch(
             (float(start[0]), float(start[1])), (float(end[0]), float(end[1])), arrowstyle=style, shrinkA=radius + 1,
@@ -351,13 +319,13 @@ def _connect(
     )  # fmt: skip
 
 
-def bend(where: FloatArray, source: int, target: int, *, reach: float) -> float:
-    """How much to bend a link so that it keeps away from the other nodes, which have the radius ``reach``; 0 is straight.
+def link_bend(where: FloatArray, source: int, target: int, *, reach: float) -> float:
+    """Return how far to bend a link away from the other nodes, which have the radius ``reach``; 0 is straight.
 
-    The link is a quadratic curve whose middle control point lies beside the middle of the straight line, to the right of the way
-    to the target, by this share of its length.
+    The link is a quadratic curve whose control point is displaced from the middle of the straight line, to the right in the
+    direction of the target, by this share of its length.
     """
-    if len(where) > CAREFUL_UP_TO:
+    if len(where) > BEND_UP_TO:
         return 0.0
     start, end = where[source], where[target]
     others = np.delete(where, [source, target], axis=0)
@@ -365,7 +333,7 @@ def bend(where: FloatArray, source: int, target: int, *, reach: float) -> float:
 
 
 def _clearance(start: FloatArray, end: FloatArray, bend: float, others: FloatArray) -> float:
-    """How far the nearest other node is from a link with the given bend (a quadratic curve, as matplotlib's arc3)."""
+    """Return the distance of the nearest other node from a link with the given bend (a quadratic curve, as matplotlib's arc3)."""
     if not len(others):
         return float("inf")
     along = end - start

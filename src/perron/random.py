@@ -1,8 +1,8 @@
-"""Random numbers by key: (seed, trial, node, draw) names a number, whoever asks for it, in whatever order and batch.
+"""Keyed random numbers: (seed, trial, node, draw) determines a number, independent of the order and batch of the calls.
 
-The generator is splitmix64 (Steele, Lea & Flood 2014), a counter pushed through a hash: each (seed, trial, node) starts a
-stream, and the draws are places in it. So a node in a process of its own draws what it draws in the simulator, and a
-trial is the same alone and among others. There is no state to save.
+The generator is splitmix64 (Steele, Lea & Flood 2014), a hash of a counter: each (seed, trial, node) has a stream, and a draw is
+a position in it. A node draws the same numbers in a process of its own and in the simulator, and a trial the same numbers alone
+and in a batch. There is no state to save.
 """
 
 from __future__ import annotations
@@ -14,14 +14,16 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from perron.errors import PerronError
+
 GOLDEN = -7046029254386353131  # 0x9E3779B97F4A7C15 as a signed number: the golden ratio, splitmix64's increment
 FIRST = -4658895280553007687  # 0xBF58476D1CE4E5B9
 SECOND = -7723592293110705685  # 0x94D049BB133111EB
-AGAIN = FIRST  # turns a key into that of its second stream, from which numbers that came twice are drawn anew
-RETRIES = 20  # bits: so many numbers of the second stream belong to one draw
-LOSSES, PARTICIPATION, NOISE = 1, 2, 3  # streams of a run, the same in all worlds
-BELOW_ONE = 1 - 2.0**-53  # the largest number below one, to which the last of 2^53 would round up otherwise
-BLOCK = 2**16  # numbers that are made ahead at a time, at the least
+AGAIN = FIRST  # turns a key into that of its second stream, from which repeated numbers are replaced
+RETRIES = 20  # bits: a draw owns 2^20 numbers of the second stream
+LOSSES, PARTICIPATION, NOISE = 1, 2, 3  # streams of a run, the same in the simulator and in processes
+BELOW_ONE = 1 - 2.0**-53  # the largest number below one; the last of the 2^53 values would round up to one
+BLOCK = 2**16  # smallest number of values to generate at a time
 
 
 def _shift(z: Tensor, bits: int) -> Tensor:
@@ -37,7 +39,7 @@ def _mix(z: Tensor) -> Tensor:
 
 
 def _mixed(z: int) -> int:
-    """The same hash of one number, in Python's own integers."""
+    """The same hash of a Python integer."""
     mask = 2**64 - 1
     z &= mask
     z = ((z ^ (z >> 30)) * (FIRST & mask)) & mask
@@ -46,20 +48,20 @@ def _mixed(z: int) -> int:
 
 
 class Keyed:
-    """The random numbers of some trials and nodes.
+    """Random numbers of some trials and nodes.
 
     Args:
         seed: any whole number.
-        trials: their numbers, or how many (0, 1, ...); None for a single trial 0 without a trial axis.
-        nodes: the numbers of the nodes, or how many; None for a process that is node number ``node``.
+        trials: the trials, or their number (0, 1, ...); None for a single trial 0 without a trial axis.
+        nodes: the nodes, or their number; None for the single node ``node`` without a node axis.
         node: see ``nodes``.
-        stream: tells apart what is drawn for different purposes from the same seed.
+        stream: separates numbers for different purposes from the same seed.
 
-    Numbers come with shape ``(trials, nodes, size)``, an axis left out where it was None.
+    Draws have the shape ``(trials, nodes, size)``, without the axes that are None.
 
-    >>> everybody = Keyed(7, trials=3, nodes=5)
-    >>> one = Keyed(7, trials=[2], nodes=None, node=4)
-    >>> bool((everybody.normal(10, 4)[2, 4] == one.normal(10, 4)[0]).all())
+    >>> simulated = Keyed(7, trials=3, nodes=5)
+    >>> process = Keyed(7, trials=[2], nodes=None, node=4)
+    >>> bool((simulated.normal(10, 4)[2, 4] == process.normal(10, 4)[0]).all())
     True
     """
 
@@ -89,7 +91,7 @@ class Keyed:
         self._others: dict[int, Keyed] = {}
 
     def stream(self, number: int) -> Keyed:
-        """Other numbers of the same trials and nodes, for another purpose; the same object each time."""
+        """Return an independent stream of the same trials and nodes; the same object for each call."""
         if number not in self._others:
             other = Keyed.__new__(Keyed)
             other._keys, other._ahead, other._others = _mix(_mix(self._keys ^ SECOND) + number), {}, {}
@@ -97,25 +99,24 @@ class Keyed:
         return self._others[number]
 
     def uniform(self, draw: int, size: int = 1) -> Tensor:
-        """Numbers uniform in (0, 1), float64."""
+        """Return numbers uniform in (0, 1), float64."""
         return self._block("uniform", draw, size)
 
     def normal(self, draw: int, size: int) -> Tensor:
-        """Standard normal numbers, float64."""
+        """Return standard normal numbers, float64."""
         return self._block("normal", draw, size)
 
     def integers(self, draw: int, size: int, high: int) -> Tensor:
-        """Whole numbers 0 .. high-1 (for high far below 2^53, uniform but for a part in 2^53/high)."""
+        """Return integers 0 .. high-1, uniform up to a relative error of high / 2^53."""
         return (self._block("uniform", draw, size) * high).long().clamp_(max=high - 1)
 
     def distinct(self, draw: int, size: int, high: int) -> Tensor:
-        """``size`` different numbers of 0 .. high-1, every such choice equally likely: sampling without replacement.
+        """Return ``size`` distinct integers of 0 .. high-1, sampled uniformly without replacement.
 
-        These are the `integers` of the draw, but a number that is there already is drawn anew, from a second stream, until it
-        is new.
+        These are the `integers` of the draw; each repeated number is replaced by the next new number of a second stream.
         """
         if not 0 < size <= high:
-            raise ValueError(f"From {high} numbers one can draw 1 to {high} different ones; got {size}.")
+            raise PerronError(f"From {high} numbers, 1 to {high} distinct ones can be drawn; got {size}.")
         drawn = self.integers(draw, size, high)
         rows, keys = drawn.view(-1, size), self._keys.reshape(-1)
         ordered = rows.sort(-1).values
@@ -125,11 +126,11 @@ class Keyed:
 
     @property
     def keys(self) -> NDArray[np.uint64]:
-        """The key of each stream, for compiled code that draws the same numbers."""
+        """The key of each stream, for compiled code that generates the same numbers."""
         return self._keys.cpu().numpy().view(np.uint64)
 
     def _block(self, kind: str, draw: int, size: int) -> Tensor:
-        """Many draws are made at a time: for small networks the hash would otherwise cost more than the step."""
+        """Generate many draws at a time: in small networks the hash would otherwise cost more than the step."""
         ahead = max(1, BLOCK // max(1, self._keys.numel() * size))
         first, block = self._ahead.get((kind, size), (-1, None))
         if block is None or first != draw // ahead:
@@ -145,13 +146,13 @@ class Keyed:
 
 
 def link_names(sources: NDArray[np.int64], targets: NDArray[np.int64], nodes: int) -> list[int]:
-    """Numbers that name the links from sources to targets, by which each of them draws."""
+    """Return a number for each link from a source to a target, which serves as its node number in `Keyed`."""
     names: list[int] = (sources * nodes + targets).tolist()
     return names
 
 
 def _without_repeats(row: list[int], key: int, draw: int, high: int) -> list[int]:
-    """The row with each number that came before drawn anew."""
+    """Replace the repeated numbers of a row."""
     again, retry = _mixed(key ^ AGAIN), draw << RETRIES
     seen: set[int] = set()
     for place, number in enumerate(row):

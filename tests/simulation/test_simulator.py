@@ -249,7 +249,7 @@ def test_schedules_and_per_node_steps():
     for bad in (lambda: schedule.power(-1), lambda: schedule.cosine(1, steps=0)):
         with pytest.raises(ValueError, match="needs"):
             bad()
-    with pytest.raises(TypeError, match="a number or a schedule"):
+    with pytest.raises(PerronError, match="a number or a schedule"):
         schedule.warmup(torch.ones(3), 4)
 
 

@@ -27,7 +27,7 @@ def spare_uplink(graph: Graph, push_graph: Graph, leaf: int) -> tuple[Graph, lis
     The weight of the remaining edge B[i, j] does not change the traffic; a small one only delays the gradients of j.
     """
     for which in (graph, push_graph):
-        which._checked_node(leaf)
+        which.check_node(leaf)
     pulled = _without(graph, graph.edges[:, 0] == leaf, f"{graph.name} without the models of node {leaf}")
     roots = np.setdiff1d(pulled.roots(), [leaf])
     if not len(roots):

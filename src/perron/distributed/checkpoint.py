@@ -28,7 +28,7 @@ import torch
 from safetensors.torch import save as bytes_of
 from torch import Tensor
 
-from perron._modules import averaged
+from perron._modules import average_buffers
 from perron._storage import tensorfile as saved
 from perron._storage.atomic import PART, make_directory, write_bytes
 from perron._storage.lockfile import acquire_lock
@@ -213,7 +213,7 @@ def _adopt(folder: Path, moment: Moment, optimizer: Decentralized, remark: str) 
         for name, value in part.items():
             together[name].append(value)
     floats = {name: torch.stack(values) for name, values in together.items() if values[0].is_floating_point()}
-    _set_buffers(optimizer, parts[0] | averaged(floats))
+    _set_buffers(optimizer, parts[0] | average_buffers(floats))
     said = (
         f"The checkpoint of step {moment.step} was saved by {by} nodes, now there are {optimizer.node.nodes}: all start from "
         f"the average of the {len(found)} models found, and the algorithm starts anew."

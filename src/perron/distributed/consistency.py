@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.distributed.distributed_c10d import PrefixStore  # dist names it, but its types do not
 
-from perron._modules import averaged
+from perron._modules import average_buffers
 from perron.distributed.process_group import TIMEOUT, Peers
 from perron.distributed.store import STORE_PREFIX, connect_store
 from perron.errors import PerronError
@@ -98,4 +98,4 @@ def united(buffers: dict[str, Tensor], peers: Peers, what: str, timeout: float =
             peers.finish([(work, what)], timeout)
         else:
             found[name] = taken(buffer, 0, peers, what, timeout)
-    return found | averaged({name: torch.stack(values) for name, values in everybody.items()})
+    return found | average_buffers({name: torch.stack(values) for name, values in everybody.items()})

@@ -31,7 +31,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from perron._modules import replaced
+from perron._modules import temporarily_set
 from perron.algorithms import PushPull
 from perron.algorithms.base import Algorithm
 from perron.distributed.asynchronous import pacing
@@ -405,7 +405,7 @@ class Decentralized(torch.optim.Optimizer):
                 values["vector"] = self.algorithm_state.x
         self._averaging = True
         try:
-            with replaced(self._buffers() | {"vector": self._flat.vector}, values):
+            with temporarily_set(self._buffers() | {"vector": self._flat.vector}, values):
                 yield
         finally:
             self._averaging = False

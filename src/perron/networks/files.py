@@ -7,7 +7,7 @@
 | .csv                       | the n x n matrix, ``[i, j]`` = weight of j at i; names in row and column 0, if any    |
 | .npz                       | the same matrix, sparse as scipy writes it or one dense array; or a whole `Mixing`    |
 
-Edges without a weight have weight 1. Self-loops are read as they are; ``read_graph(path).with_self_loops()`` adds the missing ones.
+Edges without a weight have weight 1. Self-loops are not added; use ``read_graph(path).with_self_loops()``.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ def write_mixing(mixing: Mixing, path: str | Path) -> Path:
         "name": mixing.name,
         "connected": "strongly" if mixing.is_strongly_connected else "rooted",
     }
-    arrays = {}
+    arrays: dict[str, Any] = {}
     for side, matrices in zip(("pull", "push"), mixing.sequences, strict=True):
         header[side] = len(matrices)
         for k, matrix in enumerate(map(csr_array, matrices)):

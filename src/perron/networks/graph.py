@@ -1,8 +1,7 @@
-"""Who hears whom: nodes, directed edges, connectivity, spanning trees, networkx in and out.
+"""Directed graphs: nodes, edges, connectivity, spanning trees, conversion from and to networkx.
 
-One convention holds everywhere in perron. An edge ``(source, target)`` carries messages from ``source`` to
-``target``. In a matrix, ``[i, j]`` belongs to what node ``i`` takes from node ``j``: row = listener, column =
-speaker, so edge ``(j, i)`` is entry ``[i, j]``.
+One convention holds everywhere in perron. An edge ``(source, target)`` carries messages from ``source`` to ``target``. In a
+matrix, ``[i, j]`` is the weight of node ``j`` at node ``i``: row = receiver, column = sender. Edge ``(j, i)`` is ``[i, j]``.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ BYTES_PER_NODE = 200  # a node with about ten edges, in a graph and its two mixi
 
 
 class Tree(NamedTuple):
-    """A spanning tree: ``parent[i]`` is the node through which node i hangs on ``root`` (``parent[root] = root``)."""
+    """A spanning tree with the parent and the depth of each node (``parent[root] = root``)."""
 
     root: int
     parent: IntArray
@@ -37,20 +36,19 @@ class Tree(NamedTuple):
 
 
 class Graph:
-    """A directed graph of who hears whom.
+    """A directed graph. It never changes.
 
-    ``edges`` are the links between different nodes, ``self_loops`` the nodes that keep a share of their own value
-    when they mix. Both matter: links cost messages, self-loops decide whether mixing converges. A graph never
-    changes after it is made.
+    ``edges`` are the links between different nodes, ``self_loops`` the nodes that give weight to their own value when they mix.
+    Links cost messages; self-loops decide whether mixing converges.
 
     Args:
-        nodes: how many nodes; they are numbered 0 .. nodes-1.
+        nodes: the number of nodes, which are 0 .. nodes-1.
         edges: pairs ``(source, target)``. A pair ``(i, i)`` is a self-loop; repeated pairs count once.
-        self_loops: ``True``, every node has one (the paper's convention); ``False``, only those among ``edges``.
-        name: how the graph is called in tables and errors.
-        note: a remark on how it came about, such as how often a random graph was drawn anew.
-        labels: the user's names of the nodes.
-        positions: where to draw the nodes, ``(nodes, 2)``.
+        self_loops: whether every node has one (the paper's convention), or only those among ``edges``.
+        name: for tables and errors.
+        note: a remark on its construction, such as the number of draws of a random graph.
+        labels: names of the nodes.
+        positions: positions of the nodes in drawings, ``(nodes, 2)``.
 
     Example:
         >>> graph = Graph(3, [(0, 1), (1, 2), (2, 0)])
@@ -72,7 +70,7 @@ class Graph:
         positions: ArrayLike | None = None,
     ) -> None:
         self.nodes = check_nodes(nodes)
-        pairs = _checked_pairs(edges, self.nodes)
+        pairs = _to_pairs(edges, self.nodes)
         loop = pairs[:, 0] == pairs[:, 1]
         has_loop = np.full(self.nodes, bool(self_loops))
         has_loop[pairs[loop, 0]] = True
@@ -86,10 +84,8 @@ class Graph:
         self._links.data[:] = 1
         self.name = name or f"graph on {self.nodes} nodes"
         self.note = note
-        self.labels = _checked_labels(labels, self.nodes)
-        self.positions = _checked_positions(positions, self.nodes)
-
-    # ---- what it consists of
+        self.labels = _check_labels(labels, self.nodes)
+        self.positions = _to_positions(positions, self.nodes)
 
     @cached_property
     def edges(self) -> IntArray:
@@ -98,38 +94,36 @@ class Graph:
         return _frozen(np.stack([links.col, links.row], axis=1).astype(np.int64))
 
     def sources(self, node: int) -> IntArray:
-        """The other nodes that ``node`` hears."""
-        return _neighbors(self._links, self._checked_node(node))
+        """Return the other nodes from which ``node`` receives."""
+        return _neighbors(self._links, self.check_node(node))
 
     def targets(self, node: int) -> IntArray:
-        """The other nodes that hear ``node``."""
-        return _neighbors(self._speaks, self._checked_node(node))
+        """Return the other nodes to which ``node`` sends."""
+        return _neighbors(self._by_source, self.check_node(node))
 
     @property
     def in_degrees(self) -> IntArray:
-        """How many other nodes each node hears."""
+        """The number of other nodes from which each node receives."""
         return np.diff(self._links.indptr).astype(np.int64)
 
     @property
     def out_degrees(self) -> IntArray:
-        """How many other nodes hear each node."""
-        return np.diff(self._speaks.indptr).astype(np.int64)
+        """The number of other nodes to which each node sends."""
+        return np.diff(self._by_source.indptr).astype(np.int64)
 
     @cached_property
-    def _speaks(self) -> csr_array:
-        """The links by speaker: entry [source, target]."""
+    def _by_source(self) -> csr_array:
+        """The links with entry [source, target]."""
         return self._links.T.tocsr()
 
     def adjacency(self) -> csr_array:
-        """The 0-1 matrix with ``[i, j] = 1`` where i hears j, self-loops on the diagonal."""
-        return csr_array(self._links + self._loops(), dtype=np.float64)
-
-    def _loops(self) -> csr_array:
-        return csr_array((np.ones(len(self.self_loops)), (self.self_loops, self.self_loops)), shape=self._links.shape)
+        """Return the 0-1 matrix with ``[i, j] = 1`` where i receives from j, with self-loops on the diagonal."""
+        ones, loops = np.ones(len(self.self_loops)), self.self_loops
+        return csr_array(self._links + csr_array((ones, (loops, loops)), shape=self._links.shape), dtype=np.float64)
 
     @property
     def has_all_self_loops(self) -> bool:
-        """Whether every node keeps a share of its own value."""
+        """Whether every node has a self-loop."""
         return len(self.self_loops) == self.nodes
 
     @cached_property
@@ -138,29 +132,29 @@ class Graph:
         return self.one_way_edge() is None
 
     def one_way_edge(self) -> tuple[int, int] | None:
-        """The first link ``(source, target)`` without its reverse, or None if the graph is undirected."""
-        lonely = csr_array(self._links > self._speaks).tocoo()
-        return (int(lonely.col[0]), int(lonely.row[0])) if lonely.nnz else None
+        """Return the first link ``(source, target)`` without its reverse, or None if the graph is undirected."""
+        one_way = csr_array(self._links > self._by_source).tocoo()
+        return (int(one_way.col[0]), int(one_way.row[0])) if one_way.nnz else None
 
     def label(self, node: int) -> str:
-        """The user's name of a node, or its number."""
+        """Return the label of a node, or its number."""
         return self.labels[node] if self.labels else str(node)
 
     # ---- other graphs from it
 
     def reverse(self) -> Graph:
-        """The graph with every edge turned round."""
-        return self._changed(self.edges[:, ::-1], name=f"reverse of {self.name}")
+        """Return the graph with all edges reversed."""
+        return self._with_edges(self.edges[:, ::-1], name=f"reverse of {self.name}")
 
     def symmetric(self) -> Graph:
-        """The undirected graph: every link goes both ways."""
-        return self._changed(np.concatenate([self.edges, self.edges[:, ::-1]]), name=f"undirected {self.name}")
+        """Return the undirected graph, in which every link goes both ways."""
+        return self._with_edges(np.concatenate([self.edges, self.edges[:, ::-1]]), name=f"undirected {self.name}")
 
     def with_self_loops(self) -> Graph:
-        """The graph in which every node keeps a share of its own value."""
-        return self._changed(self.edges, name=self.name, self_loops=True)
+        """Return the graph with a self-loop at every node."""
+        return self._with_edges(self.edges, name=self.name, self_loops=True)
 
-    def _changed(self, edges: IntArray, *, name: str, self_loops: bool = False) -> Graph:
+    def _with_edges(self, edges: IntArray, *, name: str, self_loops: bool = False) -> Graph:
         loops = np.stack([self.self_loops, self.self_loops], axis=1)
         return Graph(
             self.nodes, np.concatenate([edges, loops]), self_loops=self_loops, name=name, labels=self.labels,
@@ -171,7 +165,7 @@ class Graph:
 
     @cached_property
     def components(self) -> IntArray:
-        """For each node the number of its strongly connected component."""
+        """The strongly connected component of each node, as a number."""
         _, component = connected_components(self._links, directed=True, connection="strong")
         return _frozen(component.astype(np.int64))
 
@@ -181,53 +175,50 @@ class Graph:
         return int(self.components.max()) == 0
 
     def check_strongly_connected(self) -> None:
-        """Raise a `GraphError` that says which nodes cannot reach which, unless the graph is strongly connected."""
+        """Raise a `GraphError` with nodes that cannot reach others, unless the graph is strongly connected."""
         if self.is_strongly_connected:
             return
         count = int(self.components.max()) + 1
-        deaf, mute = self._open_components()
-        # Nothing leads out of a mute component nor into a deaf one: an edge between them is what is missing.
-        sink, source = next((sink, source) for sink in mute for source in deaf if sink != source)
-        unheard, unreached = (
-            np.flatnonzero(self.components == sink),
-            np.flatnonzero(self.components == source),
-        )
-        shown = [f"{{{self._named(np.flatnonzero(self.components == one))}}}" for one in range(min(count, 6))]
+        sources, sinks = self._open_components()
+        # Nothing leads out of a sink nor into a source: an edge from a sink to a source is missing.
+        sink, source = next((sink, source) for sink in sinks for source in sources if sink != source)
+        ends, starts = np.flatnonzero(self.components == sink), np.flatnonzero(self.components == source)
+        shown = [f"{{{self._format(np.flatnonzero(self.components == number))}}}" for number in range(min(count, 6))]
         groups = ", ".join(shown) + (f", ... ({count - 6} more)" if count > 6 else "")
+        end, start = self.label(ends[0]), self.label(starts[0])
         raise GraphError(
             f"{self.name} is not strongly connected: it falls into {count} strongly connected components, {groups}. "
-            f"Nodes {{{self._named(unheard)}}} cannot reach nodes {{{self._named(unreached)}}}, for example "
-            f"{self.label(unheard[0])} cannot reach {self.label(unreached[0])}. Add an edge from the former to the "
-            f"latter, such as ({self.label(unheard[0])}, {self.label(unreached[0])})."
+            f"Nodes {{{self._format(ends)}}} cannot reach nodes {{{self._format(starts)}}}, for example {end} cannot reach "
+            f"{start}. Add an edge from the former to the latter, such as ({end}, {start})."
         )
 
     def roots(self) -> IntArray:
-        """The nodes from which every node can be reached: the possible roots of a spanning tree.
+        """Return the nodes from which every node can be reached: the possible roots of a spanning tree.
 
-        For the nodes that every node can reach, ask ``graph.reverse().roots()``.
+        The nodes that every node can reach are ``graph.reverse().roots()``.
         """
-        deaf, _ = self._open_components()
-        return np.flatnonzero(self.components == deaf[0]) if len(deaf) == 1 else np.empty(0, dtype=np.int64)
+        sources, _ = self._open_components()
+        return np.flatnonzero(self.components == sources[0]) if len(sources) == 1 else np.empty(0, dtype=np.int64)
 
     def _open_components(self) -> tuple[IntArray, IntArray]:
-        """The components that hear no other component, and those that no other component hears."""
+        """Return the components without incoming edges, and those without outgoing edges."""
         source, target = self.components[self.edges].T
         crossing = source != target
-        everyone = np.arange(int(self.components.max()) + 1)
-        return np.setdiff1d(everyone, target[crossing]), np.setdiff1d(everyone, source[crossing])
+        every = np.arange(int(self.components.max()) + 1)
+        return np.setdiff1d(every, target[crossing]), np.setdiff1d(every, source[crossing])
 
     def tree(self, root: int) -> Tree:
-        """The breadth-first spanning tree along which messages flow from ``root`` to every node.
+        """Return the breadth-first spanning tree along which messages flow from ``root`` to every node.
 
-        For the tree along which messages flow from every node to ``root``, ask ``graph.reverse().tree(root)``.
+        The tree along which messages flow from every node to ``root`` is ``graph.reverse().tree(root)``.
         """
-        root = self._checked_node(root)
-        order, parent = breadth_first_order(self._speaks, root, directed=True)
+        root = self.check_node(root)
+        order, parent = breadth_first_order(self._by_source, root, directed=True)
         if len(order) < self.nodes:
-            lost = np.setdiff1d(np.arange(self.nodes), order)
+            unreached = np.setdiff1d(np.arange(self.nodes), order)
             raise GraphError(
                 f"{self.name} has no spanning tree from root {self.label(root)}: no path leads from there to nodes "
-                f"{{{self._named(lost)}}}. Roots that reach every node: {{{self._named(self.roots()) or 'none'}}}."
+                f"{{{self._format(unreached)}}}. Roots that reach every node: {{{self._format(self.roots()) or 'none'}}}."
             )
         parent = parent.astype(np.int64)
         parent[root] = root
@@ -236,31 +227,30 @@ class Graph:
             depth[node] = depth[parent[node]] + 1
         return Tree(root, _frozen(parent), _frozen(depth))
 
-    def _named(self, nodes: IntArray) -> str:
+    def _format(self, nodes: IntArray) -> str:
         return listed([self.label(int(node)) for node in nodes])
 
-    def _checked_node(self, node: int) -> int:
+    def check_node(self, node: int) -> int:
+        """Return the node if it exists, otherwise raise a `GraphError`."""
         if not isinstance(node, int | np.integer) or not 0 <= node < self.nodes:
             raise GraphError(f"{self.name} has nodes 0 .. {self.nodes - 1}; got node {node}.")
         return int(node)
 
-    # ---- to and from elsewhere
+    # ---- conversion
 
     @classmethod
     def from_matrix(cls, matrix: Any, *, name: str = "", labels: Sequence[str] | None = None) -> Graph:
-        """The underlying graph of a weight matrix: i hears j where ``matrix[i, j]`` is not zero."""
+        """Return the graph of a weight matrix: i receives from j where ``matrix[i, j]`` is not zero."""
         shape = matrix.shape if issparse(matrix) else np.shape(matrix)
         if len(shape) != 2 or shape[0] != shape[1]:
             raise GraphError(f"A graph needs a square matrix; got shape {shape}.")
-        sparse = csr_array(matrix != 0 if issparse(matrix) else np.asarray(matrix) != 0)
-        rows = shape[0]
-        entries = sparse.tocoo()
+        entries = csr_array(matrix != 0 if issparse(matrix) else np.asarray(matrix) != 0).tocoo()
         pairs = np.stack([entries.col, entries.row], axis=1)
-        return cls(rows, pairs, self_loops=False, name=name, labels=labels)
+        return cls(shape[0], pairs, self_loops=False, name=name, labels=labels)
 
     @classmethod
     def from_networkx(cls, graph: nx.Graph[Any], *, self_loops: bool = True, name: str = "") -> Graph:
-        """The graph of a networkx graph, in its node order; an undirected link becomes an edge each way."""
+        """Convert a networkx graph, in its node order; an undirected link becomes an edge each way."""
         number = {node: i for i, node in enumerate(graph.nodes)}
         pairs = [(number[source], number[target]) for source, target in graph.edges()]
         if not graph.is_directed():
@@ -270,7 +260,7 @@ class Graph:
         return cls(len(number), pairs, self_loops=self_loops, name=name or str(graph.name), labels=labels)
 
     def to_networkx(self) -> nx.DiGraph[Any]:
-        """The same graph in networkx, self-loops included; labels become the node attribute ``label``."""
+        """Convert to networkx, with self-loops; labels become the node attribute ``label``."""
         import networkx as nx
 
         graph: nx.DiGraph[Any] = nx.DiGraph(name=self.name)
@@ -297,7 +287,7 @@ class Graph:
 
 
 def check_nodes(nodes: int) -> int:
-    """The number of nodes, if it is one that a machine can hold."""
+    """Return the number of nodes if it is valid and fits into memory, otherwise raise an error."""
     if isinstance(nodes, bool) or not isinstance(nodes, int | np.integer) or nodes < 1:
         raise GraphError(f"A graph needs a whole number of nodes, at least 1; got {nodes!r}.")
     if nodes > MAX_NODES:
@@ -309,7 +299,7 @@ def check_nodes(nodes: int) -> int:
 
 
 def check_edges(family: str, expected: float, remedy: str) -> None:
-    """Refuse a graph that would not fit into memory, before it is built."""
+    """Raise an error, before a graph is built, if it would not fit into memory."""
     if expected > MAX_EDGES:
         raise GraphError(
             f"{family} would have about {expected:,.0f} edges, {expected * 40 / 1e9:,.0f} GB with its two matrices; at most "
@@ -317,7 +307,7 @@ def check_edges(family: str, expected: float, remedy: str) -> None:
         )
 
 
-def _checked_pairs(edges: Iterable[tuple[int, int]] | ArrayLike, nodes: int) -> IntArray:
+def _to_pairs(edges: Iterable[tuple[int, int]] | ArrayLike, nodes: int) -> IntArray:
     try:
         raw = np.asarray(edges if isinstance(edges, np.ndarray) else list(edges))  # type: ignore[arg-type]
     except (ValueError, TypeError):
@@ -333,7 +323,7 @@ def _checked_pairs(edges: Iterable[tuple[int, int]] | ArrayLike, nodes: int) -> 
     return raw.astype(np.int64, copy=False)
 
 
-def _checked_labels(labels: Sequence[str] | None, nodes: int) -> tuple[str, ...] | None:
+def _check_labels(labels: Sequence[str] | None, nodes: int) -> tuple[str, ...] | None:
     if labels is None:
         return None
     if len(labels) != nodes or len(set(labels)) != nodes:
@@ -346,7 +336,7 @@ def _checked_labels(labels: Sequence[str] | None, nodes: int) -> tuple[str, ...]
     return tuple(str(label) for label in labels)
 
 
-def _checked_positions(positions: ArrayLike | None, nodes: int) -> FloatArray | None:
+def _to_positions(positions: ArrayLike | None, nodes: int) -> FloatArray | None:
     if positions is None:
         return None
     try:

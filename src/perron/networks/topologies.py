@@ -1,30 +1,30 @@
-"""The digraphs of the field, each a plain function of the number of nodes that states its property.
+"""Topologies: functions of the number of nodes, each with its mathematical property in the docstring.
 
-Every function returns a strongly connected `Graph` in which all nodes have self-loops; edges are ``(source,
-target)``. A random family draws anew, deterministically, until the graph is strongly connected, and says in
-``graph.note`` how often it had to; it never returns a disconnected graph. The networks that the paper's authors
-released, which differ from the paper's text, are in `perron.networks.released`.
+Every function returns a strongly connected `Graph` in which all nodes have self-loops; edges are ``(source, target)``. A random
+family is drawn repeatedly, deterministically, until the graph is strongly connected; ``graph.note`` contains the number of draws.
+The networks that the paper's authors released, which differ from the paper's text, are in `perron.networks.released`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from math import ceil, cos, isqrt, log, log2, pi, sin
+from math import ceil, isqrt, log, log2, pi
 
 import numpy as np
 
 from perron._typing import FloatArray, IntArray, check_whole
 from perron.errors import GraphError
+from perron.networks._patterns import both_ways, circulant, distinct_others, lattice_positions, tree_positions
 from perron.networks.graph import Graph, check_edges, check_nodes
 
-MAX_DRAWS = 1000  # fewer on large graphs, where one draw takes long: at least 10, and about a million nodes in all
+MAX_DRAWS = 1000  # fewer for large graphs: at least 10, and about a million nodes in total
 
 
-# ---- the paper's directed three
+# ---- the three directed graphs of the paper
 
 
 def ring(n: int) -> Graph:
-    """Directed ring: node i speaks to i+1. Every degree is 1, the diameter n-1: the slowest graph that works.
+    """Directed ring: node i sends to i+1. Every degree is 1, the diameter n-1: the slowest strongly connected graph.
 
     >>> ring(4).edges.tolist()
     [[3, 0], [0, 1], [1, 2], [2, 3]]
@@ -33,7 +33,7 @@ def ring(n: int) -> Graph:
 
 
 def exponential(n: int) -> Graph:
-    """Directed exponential graph: node i speaks to i+1, i+2, i+4, ... (mod n).
+    """Directed exponential graph: node i sends to i+1, i+2, i+4, ... (mod n).
 
     Every in- and out-degree is ceil(log2 n); uniform weights are doubly stochastic.
 
@@ -47,8 +47,8 @@ def exponential(n: int) -> Graph:
 def grid(n: int, *, rows: int | None = None) -> Graph:
     """Directed grid: a strongly connected orientation of the rows x columns grid, every link one way.
 
-    The rim is a directed cycle; inner rows and columns point in alternate directions, so that each leads from the
-    rim to the rim. It needs at least 2 rows and 2 columns (or one node); without ``rows``, a square.
+    The boundary is a directed cycle; inner rows and columns have alternating directions. It needs at least 2 rows and 2 columns
+    (or one node); without ``rows``, it is a square.
 
     >>> grid(9).nodes, len(grid(9).edges)
     (9, 12)
@@ -60,15 +60,13 @@ def grid(n: int, *, rows: int | None = None) -> Graph:
             f"{height} x {width}. Use path({n}) or ring({n})."
         )
     node = np.arange(n).reshape(height, width)
-    edges = [np.empty((0, 2), dtype=np.int64)]
-    for r in range(height):
-        edges.append(_line(node[r], forward=r != height - 1 and (r == 0 or r % 2 == 0)))
-    for c in range(width):
-        edges.append(_line(node[:, c], forward=c == width - 1 or (c != 0 and c % 2 == 1)))
-    return Graph(n, np.concatenate(edges), name=f"grid({height}x{width})", positions=_lattice(height, width))
+    forward_rows = [node[r] if r != height - 1 and r % 2 == 0 else node[r, ::-1] for r in range(height)]
+    forward_columns = [node[:, c] if c == width - 1 or c % 2 == 1 else node[::-1, c] for c in range(width)]
+    edges = [np.stack([line[:-1], line[1:]], axis=1) for line in forward_rows + forward_columns]
+    return Graph(n, np.concatenate(edges), name=f"grid({height}x{width})", positions=lattice_positions(height, width))
 
 
-# ---- the paper's undirected three
+# ---- the three undirected graphs of the paper
 
 
 def random(n: int, *, probability: float = 1 / 3, seed: int = 0) -> Graph:
@@ -77,10 +75,7 @@ def random(n: int, *, probability: float = 1 / 3, seed: int = 0) -> Graph:
     >>> random(16, seed=1).is_symmetric
     True
     """
-    _check_probability("random", probability)
-    check_nodes(n)
-
-    check_edges(f"random({n}, probability={probability:.4g})", n * (n - 1.0) * probability, "a smaller probability")
+    name = _check_density("random", n, probability)
 
     def draw(rng: np.random.Generator) -> tuple[IntArray, None]:
         # The number of links is binomial, and given it every set of pairs is equally likely.
@@ -90,14 +85,13 @@ def random(n: int, *, probability: float = 1 / 3, seed: int = 0) -> Graph:
         high = ((1 + np.sqrt(1 + 8 * chosen.astype(np.float64))) / 2).astype(np.int64)
         high -= high * (high - 1) // 2 > chosen
         high += high * (high + 1) // 2 <= chosen
-        return _both_ways(chosen - high * (high - 1) // 2, high), None
+        return both_ways(chosen - high * (high - 1) // 2, high), None
 
-    remedy = f"a probability above ln(n)/n = {log(max(n, 2)) / n:.3g}"
-    return _connected(n, f"random({n}, probability={probability:.4g}, seed={seed})", seed, draw, remedy)
+    return _connected(n, name, seed, draw, f"a probability above ln(n)/n = {log(max(n, 2)) / n:.3g}")
 
 
 def geometric(n: int, *, radius: float = 0.5, seed: int = 0) -> Graph:
-    """Undirected geometric graph: n points in the unit square, linked if at most ``radius`` apart; connected.
+    """Undirected geometric graph: n points in the unit square, linked if their distance is at most ``radius``; connected.
 
     >>> graph = geometric(16, seed=1)
     >>> graph.is_symmetric, graph.positions.shape
@@ -105,24 +99,24 @@ def geometric(n: int, *, radius: float = 0.5, seed: int = 0) -> Graph:
     """
     if not radius > 0:
         raise GraphError(f"geometric(n, radius) needs a positive radius; got {radius}.")
-    check_nodes(n)
-    check_edges(f"geometric({n}, radius={radius:.4g})", n * (n - 1.0) * min(1.0, pi * radius**2), "a smaller radius")
+    name = f"geometric({n}, radius={radius:.4g})"
+    check_edges(name, check_nodes(n) * (n - 1.0) * min(1.0, pi * radius**2), "a smaller radius")
 
     def draw(rng: np.random.Generator) -> tuple[IntArray, FloatArray]:
         points = rng.random((n, 2))
         from scipy.spatial import KDTree  # takes long to import, and most topologies do without
 
         pairs = KDTree(points).query_pairs(radius, output_type="ndarray").astype(np.int64)
-        return _both_ways(pairs[:, 0], pairs[:, 1]), points
+        return both_ways(pairs[:, 0], pairs[:, 1]), points
 
     remedy = f"a radius above sqrt(ln(n)/(pi n)) = {(log(max(n, 2)) / (pi * n)) ** 0.5:.3g}"
-    return _connected(n, f"geometric({n}, radius={radius:.4g}, seed={seed})", seed, draw, remedy)
+    return _connected(n, name, seed, draw, remedy)
 
 
 def nearest_neighbor(n: int, *, neighbors: int = 3, seed: int = 0) -> Graph:
-    """Undirected nearest-neighbour graph: n points in the unit square, each linked with its nearest few; connected.
+    """Undirected nearest-neighbor graph: n points in the unit square, each linked with its nearest ones; connected.
 
-    Two points are linked if either is among the ``neighbors`` nearest of the other, so every degree is at least that.
+    Two points are linked if either is among the ``neighbors`` nearest of the other, so that this is the smallest possible degree.
 
     >>> int(nearest_neighbor(16, seed=1).in_degrees.min()) >= 3
     True
@@ -134,24 +128,23 @@ def nearest_neighbor(n: int, *, neighbors: int = 3, seed: int = 0) -> Graph:
 
     def draw(rng: np.random.Generator) -> tuple[IntArray, FloatArray]:
         points = rng.random((n, 2))
-        if n == 1:  # nobody to listen to
+        if n == 1:
             return np.empty((0, 2), dtype=np.int64), points
         from scipy.spatial import KDTree
 
         _, nearest = KDTree(points).query(points, k=neighbors + 1)
-        return _both_ways(np.repeat(np.arange(n), neighbors), nearest[:, 1:].ravel()), points
+        return both_ways(np.repeat(np.arange(n), neighbors), nearest[:, 1:].ravel()), points
 
-    remedy = "more neighbours"
-    return _connected(n, f"nearest_neighbor({n}, neighbors={neighbors}, seed={seed})", seed, draw, remedy)
+    return _connected(n, f"nearest_neighbor({n}, neighbors={neighbors})", seed, draw, "more neighbors")
 
 
-# ---- the patterns of the authors' released generators, where they differ from the text
+# ---- the authors' released graphs, where they differ from the text
 
 
 def chordal_ring(n: int) -> Graph:
-    """Directed ring with two shortcuts, n/4 -> 0 and 3n/4 -> n/2: the authors' "ring" (in their direction).
+    """Directed ring with two shortcuts, n/4 -> 0 and 3n/4 -> n/2: the authors' "ring" (in its direction).
 
-    In the authors' code node i hears i+1, so this ring runs downwards. For n = 4 and 5 the shortcuts are ring edges.
+    In the authors' code node i receives from i+1. For n = 4 and 5 the shortcuts are ring edges.
     """
     check_nodes(n)
     node = np.arange(n)
@@ -166,15 +159,15 @@ def undirected_grid(n: int, *, rows: int | None = None) -> Graph:
     node = np.arange(n).reshape(height, width)
     low = np.concatenate([node[:, :-1].ravel(), node[:-1].ravel()])
     high = np.concatenate([node[:, 1:].ravel(), node[1:].ravel()])
-    name = f"undirected_grid({height}x{width})"
-    return Graph(n, _both_ways(low, high), name=name, positions=_lattice(height, width))
+    name, positions = f"undirected_grid({height}x{width})", lattice_positions(height, width)
+    return Graph(n, both_ways(low, high), name=name, positions=positions)
 
 
 # ---- more directed graphs
 
 
 def torus(n: int, *, rows: int | None = None) -> Graph:
-    """Directed torus: a grid with wrap-around, each node speaks to the one on its right and the one below.
+    """Directed torus: a grid with wrap-around, each node sends to its right and to its lower neighbor.
 
     Every in- and out-degree is 2 (less on a torus of one row or column); uniform weights are doubly stochastic.
     """
@@ -182,38 +175,29 @@ def torus(n: int, *, rows: int | None = None) -> Graph:
     node = np.arange(n).reshape(height, width)
     right, below = np.roll(node, -1, axis=1), np.roll(node, -1, axis=0)
     sources, targets = np.tile(node.ravel(), 2), np.concatenate([right.ravel(), below.ravel()])
-    return Graph(
-        n,
-        np.stack([sources, targets], axis=1),
-        name=f"torus({height}x{width})",
-        positions=_lattice(height, width),
-    )
+    name, positions = f"torus({height}x{width})", lattice_positions(height, width)
+    return Graph(n, np.stack([sources, targets], axis=1), name=name, positions=positions)
 
 
 def de_bruijn(n: int, *, degree: int = 2) -> Graph:
-    """Generalised de Bruijn digraph: node i speaks to degree*i + r (mod n), r = 0 .. degree-1.
+    """Generalized de Bruijn digraph: node i sends to degree*i + r (mod n), r = 0 .. degree-1.
 
-    Diameter at most ceil(log_degree n), the smallest known for so few edges, for any n (Imase & Itoh 1981).
+    Diameter at most ceil(log_degree n), the smallest known for this degree, for any n (Imase & Itoh 1981).
     """
     return _shift_register(n, degree, lambda i, r: degree * i + r, "de_bruijn")
 
 
 def kautz(n: int, *, degree: int = 2) -> Graph:
-    """Generalised Kautz digraph: node i speaks to -degree*i - r (mod n), r = 1 .. degree.
+    """Generalized Kautz digraph: node i sends to -degree*i - r (mod n), r = 1 .. degree.
 
-    Diameter at most ceil(log_degree n), for any n, with fewer wasted self-loops than de Bruijn (Imase & Itoh 1983).
+    Diameter at most ceil(log_degree n), for any n, with fewer self-loops than de Bruijn (Imase & Itoh 1983).
     """
     return _shift_register(n, degree, lambda i, r: -degree * i - (r + 1), "kautz")
 
 
 def random_digraph(n: int, *, probability: float = 1 / 3, seed: int = 0) -> Graph:
     """Random digraph: each ordered pair is an edge with the given probability; strongly connected."""
-    _check_probability("random_digraph", probability)
-    check_nodes(n)
-
-    check_edges(
-        f"random_digraph({n}, probability={probability:.4g})", n * (n - 1.0) * probability, "a smaller probability"
-    )
+    name = _check_density("random_digraph", n, probability)
 
     def draw(rng: np.random.Generator) -> tuple[IntArray, None]:
         pairs = n * (n - 1)
@@ -221,15 +205,14 @@ def random_digraph(n: int, *, probability: float = 1 / 3, seed: int = 0) -> Grap
         source, other = chosen // max(n - 1, 1), chosen % max(n - 1, 1)
         return np.stack([source, other + (other >= source)], axis=1), None
 
-    remedy = f"a probability above ln(n)/n = {log(max(n, 2)) / n:.3g}"
-    return _connected(n, f"random_digraph({n}, probability={probability:.4g}, seed={seed})", seed, draw, remedy)
+    return _connected(n, name, seed, draw, f"a probability above ln(n)/n = {log(max(n, 2)) / n:.3g}")
 
 
 def random_k_out(n: int, *, k: int | None = None, seed: int = 0) -> Graph:
-    """Random k-out digraph: each node speaks to k others, drawn uniformly; strongly connected.
+    """Random k-out digraph: each node sends to k others, drawn uniformly; strongly connected.
 
-    Every out-degree is k; in-degrees vary, so that the Perron vectors are skewed. About n exp(-k) nodes of a draw are
-    heard by nobody, hence the default k = ceil(log2 n), for which few draws are wasted.
+    Every out-degree is k; in-degrees vary, so that the Perron vectors are skewed. About n exp(-k) nodes of a draw have in-degree
+    0, hence the default k = ceil(log2 n), for which few draws are rejected.
 
     >>> set(random_k_out(50, k=4).out_degrees.tolist())
     {4}
@@ -240,13 +223,13 @@ def random_k_out(n: int, *, k: int | None = None, seed: int = 0) -> Graph:
         raise GraphError(f"random_k_out(n, k) needs 1 <= k < n; got n={n}, k={k}.")
 
     def draw(rng: np.random.Generator) -> tuple[IntArray, None]:
-        return np.stack([np.repeat(np.arange(n), out), _others(n, out, rng).ravel()], axis=1), None
+        return np.stack([np.repeat(np.arange(n), out), distinct_others(n, out, rng).ravel()], axis=1), None
 
-    return _connected(n, f"random_k_out({n}, k={out}, seed={seed})", seed, draw, f"k above ln(n) = {log(n):.3g}")
+    return _connected(n, f"random_k_out({n}, k={out})", seed, draw, f"k above ln(n) = {log(n):.3g}")
 
 
 def equitopo(n: int, *, degree: int | None = None, seed: int = 0) -> Graph:
-    """Union of random circulants (D-EquiStatic): node i speaks to i + s (mod n) for a few random shifts s.
+    """Union of random circulants (D-EquiStatic): node i sends to i + s (mod n) for random shifts s.
 
     Uniform weights are doubly stochastic, and the mixing rate does not depend on n (Song et al. 2022). The default
     degree is ceil(log2 n), that of the exponential graph.
@@ -257,16 +240,16 @@ def equitopo(n: int, *, degree: int | None = None, seed: int = 0) -> Graph:
         raise GraphError(f"equitopo(n, degree) needs 1 <= degree < n; got n={n}, degree={degree}.")
 
     def draw(rng: np.random.Generator) -> tuple[IntArray, None]:
-        return _circulant_edges(n, 1 + rng.choice(n - 1, shifts, replace=False) if shifts else []), None
+        return circulant(n, 1 + rng.choice(n - 1, shifts, replace=False) if shifts else []), None
 
-    return _connected(n, f"equitopo({n}, degree={shifts}, seed={seed})", seed, draw, "a larger degree")
+    return _connected(n, f"equitopo({n}, degree={shifts})", seed, draw, "a larger degree")
 
 
 def one_peer_exponential(n: int) -> tuple[Graph, ...]:
-    """One-peer exponential graphs, a sequence in time: at step t node i speaks to i + 2^(t mod ceil(log2 n)) only.
+    """One-peer exponential graphs, a sequence in time: at step t node i sends to i + 2^(t mod ceil(log2 n)) only.
 
-    Degree-1 messages; with uniform weights and n a power of two, one period averages exactly. No single graph of the
-    sequence needs to be connected: their union, the exponential graph, is.
+    Every degree is 1; with uniform weights and n a power of two, one period averages exactly. A single graph of the
+    sequence need not be connected: their union is the exponential graph.
 
     >>> [graph.targets(0).tolist() for graph in one_peer_exponential(8)]
     [[1], [2], [4]]
@@ -280,23 +263,25 @@ def one_peer_exponential(n: int) -> tuple[Graph, ...]:
 
 
 def complete(n: int) -> Graph:
-    """Complete graph: everybody hears everybody; uniform weights average exactly in one step."""
+    """Complete graph: every node is linked with every other; uniform weights average exactly in one step."""
     check_edges(f"complete({n})", n * (check_nodes(n) - 1.0), "fewer nodes, or equitopo(n)")
     return _circulant(n, range(1, n), name=f"complete({n})")
 
 
 def star(n: int) -> Graph:
-    """Undirected star: node 0 is linked with all others. Diameter 2, but the hub does all the work."""
+    """Undirected star: node 0 is linked with all others. The diameter is 2, but node 0 has degree n-1."""
     leaves = np.arange(1, check_nodes(n))
     angles = 2 * pi * leaves / max(n - 1, 1)
     positions = np.concatenate([[[0.0, 0.0]], np.stack([np.cos(angles), np.sin(angles)], axis=1)])
-    return Graph(n, _both_ways(np.zeros_like(leaves), leaves), name=f"star({n})", positions=positions)
+    return Graph(n, both_ways(np.zeros_like(leaves), leaves), name=f"star({n})", positions=positions)
 
 
 def path(n: int) -> Graph:
     """Undirected path 0 - 1 - ... - n-1: the slowest undirected graph."""
     node = np.arange(check_nodes(n))
-    return Graph(n, _both_ways(node[:-1], node[1:]), name=f"path({n})", positions=_lattice(1, n) if n <= 12 else None)
+    return Graph(
+        n, both_ways(node[:-1], node[1:]), name=f"path({n})", positions=lattice_positions(1, n) if n <= 12 else None
+    )
 
 
 def hypercube(n: int) -> Graph:
@@ -311,12 +296,12 @@ def hypercube(n: int) -> Graph:
 
 
 def tree(n: int, *, branching: int = 2) -> Graph:
-    """Undirected B-ary tree with root 0: node i hangs on (i-1) // branching (You & Pu's B-ary tree)."""
+    """Undirected B-ary tree with root 0: the parent of node i is (i-1) // branching (You & Pu's B-ary tree)."""
     check_nodes(n)
     check_whole("branching", branching, low=1)
     child = np.arange(1, n)
-    edges = _both_ways((child - 1) // branching, child)
-    return Graph(n, edges, name=f"tree({n}, branching={branching})", positions=_tree_positions(n, branching))
+    edges = both_ways((child - 1) // branching, child)
+    return Graph(n, edges, name=f"tree({n}, branching={branching})", positions=tree_positions(n, branching))
 
 
 NAMES: dict[str, Callable[..., Graph | tuple[Graph, ...]]] = {
@@ -334,14 +319,8 @@ PAPER = ("exponential", "grid", "ring", "random", "geometric", "nearest_neighbor
 # ---- shared by the above
 
 
-def _circulant_edges(n: int, shifts: Sequence[int] | IntArray | range) -> IntArray:
-    node, shift = np.arange(n), np.asarray(shifts, dtype=np.int64)
-    targets = (node[None, :] + shift[:, None]) % n
-    return np.stack([np.broadcast_to(node, targets.shape).ravel(), targets.ravel()], axis=1)
-
-
 def _circulant(n: int, shifts: Sequence[int] | range, *, name: str) -> Graph:
-    return Graph(n, _circulant_edges(check_nodes(n), shifts), name=name)
+    return Graph(n, circulant(check_nodes(n), shifts), name=name)
 
 
 def _shift_register(n: int, degree: int, target: Callable[[IntArray, IntArray], IntArray], family: str) -> Graph:
@@ -360,7 +339,8 @@ def _connected(
     draw: Callable[[np.random.Generator], tuple[IntArray, FloatArray | None]],
     remedy: str,
 ) -> Graph:
-    """Draw until strongly connected; draw number k of a seed is always the same."""
+    """Draw until the graph is strongly connected; draw k depends only on the seed and k."""
+    name = f"{name.removesuffix(')')}, seed={seed})"
     check_whole(f"The seed of {name}", seed)
     draws = max(10, min(MAX_DRAWS, 1_000_000 // n))
     for attempt in range(draws):
@@ -370,27 +350,6 @@ def _connected(
         if graph.is_strongly_connected:
             return graph
     raise GraphError(f"{name}: none of {draws} draws was strongly connected. Choose {remedy}.")
-
-
-def _others(n: int, k: int, rng: np.random.Generator) -> IntArray:
-    """For each of n nodes k different other nodes, uniformly: draw, find repeats, draw those rows again."""
-    if k * k > n:  # most rows would have repeats: take the k smallest of n - 1 random keys instead
-        rows = [rng.random(n - 1).argpartition(k - 1)[:k] if k else np.empty(0, dtype=np.int64) for _ in range(n)]
-        picked = np.array(rows, dtype=np.int64).reshape(n, k)
-        return picked + (picked >= np.arange(n)[:, None])
-    chosen = rng.integers(0, n - 1, size=(n, k)) if n > 1 else np.empty((1, 0), dtype=np.int64)
-    while len(again := np.flatnonzero((np.diff(np.sort(chosen, axis=1), axis=1) == 0).any(axis=1))):
-        chosen[again] = rng.integers(0, n - 1, size=(len(again), k))
-    return chosen + (chosen >= np.arange(n)[:, None])
-
-
-def _both_ways(low: IntArray, high: IntArray) -> IntArray:
-    return np.stack([np.concatenate([low, high]), np.concatenate([high, low])], axis=1).astype(np.int64)
-
-
-def _line(nodes: IntArray, *, forward: bool) -> IntArray:
-    path = nodes if forward else nodes[::-1]
-    return np.stack([path[:-1], path[1:]], axis=1)
 
 
 def _sides(n: int, rows: int | None, family: str) -> tuple[int, int]:
@@ -408,27 +367,10 @@ def _sides(n: int, rows: int | None, family: str) -> tuple[int, int]:
     return rows, n // rows
 
 
-def _lattice(height: int, width: int) -> FloatArray:
-    row, column = np.divmod(np.arange(height * width), width)
-    return np.stack([column, -row], axis=1).astype(np.float64)
-
-
-def _tree_positions(n: int, branching: int) -> FloatArray:
-    """Rings around the root, each child within its parent's sector."""
-    position = np.zeros((n, 2))
-    sector = [(0.0, 2 * pi)] * n
-    depth = [0] * n
-    for node in range(1, n):
-        parent = (node - 1) // branching
-        low, high = sector[parent]
-        part = (high - low) / branching
-        start = low + part * ((node - 1) % branching)
-        sector[node], depth[node] = (start, start + part), depth[parent] + 1
-        angle = start + part / 2
-        position[node] = depth[node] * cos(angle), depth[node] * sin(angle)
-    return position
-
-
-def _check_probability(family: str, probability: float) -> None:
+def _check_density(family: str, n: int, probability: float) -> str:
+    """Check the arguments of a random graph, and return its name."""
     if not 0 < probability <= 1:
         raise GraphError(f"{family}(n, probability) needs a probability in (0, 1]; got {probability}.")
+    name = f"{family}({n}, probability={probability:.4g})"
+    check_edges(name, check_nodes(n) * (n - 1.0) * probability, "a smaller probability")
+    return name

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from perron._modules import LossAt, averaged
+from perron._modules import LossAt, average_buffers
 from perron._registry import lookup
 from perron._storage.tensorfile import digest
 from perron.data import augment as augmentations
@@ -402,7 +402,7 @@ class Neural(Problem):
         """Buffers averaged over the nodes of a trial; of whole numbers, those of the node that counts most."""
         mine = {name: values[trial * self.nodes : (trial + 1) * self.nodes] for name, values in self._buffers.items()}
         floats = {name: values for name, values in mine.items() if values.is_floating_point()}
-        return {name: values[int(share.argmax())] for name, values in mine.items()} | averaged(floats, share)
+        return {name: values[int(share.argmax())] for name, values in mine.items()} | average_buffers(floats, share)
 
     # ---- samples
 

@@ -79,8 +79,8 @@ def _side(graph: Graph, metrics: MatrixMetrics) -> dict[str, Any]:
     if graph.nodes > MOST_NODES or len(graph.edges) > MOST_EDGES:
         return found | {"at": None}
     where = plots.layout(graph)
-    reach = plots.room(graph, where)
-    one_way, both_ways = plots.links(graph)
+    reach = plots.node_radius(graph, where)
+    one_way, both_ways = plots.split_links(graph)
     return found | {
         "at": [[round(float(x), 4), round(float(y), 4)] for x, y in where],
         "room": round(reach, 4),
@@ -91,7 +91,7 @@ def _side(graph: Graph, metrics: MatrixMetrics) -> dict[str, Any]:
 
 
 def _bent(where: FloatArray, pairs: list[tuple[int, int]], reach: float) -> list[list[float]]:
-    return [[source, target, plots.bend(where, source, target, reach=reach)] for source, target in pairs]
+    return [[source, target, plots.link_bend(where, source, target, reach=reach)] for source, target in pairs]
 
 
 def _row(run: Run, metrics: NetworkMetrics, several: dict[str, bool]) -> dict[str, str]:
