@@ -1,4 +1,4 @@
-"""Who talks to whom, with what weights: digraphs, mixing matrices, and their spectral facts."""
+"""Directed graphs, mixing matrices and their spectral metrics."""
 
 import lazy_loader
 

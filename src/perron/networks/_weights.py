@@ -23,7 +23,7 @@ def as_graphs(graph: Graphs) -> list[Graph]:
     """Return one graph or a sequence of graphs as a list."""
     graphs = [graph] if isinstance(graph, Graph) else list(graph)
     if not graphs or not all(isinstance(member, Graph) for member in graphs):
-        raise MixingError(f"Weights go on a Graph or a sequence of them; got {brief(graph)}.")
+        raise MixingError(f"Weights are defined on a Graph or a sequence of them; got {brief(graph)}.")
     return graphs
 
 
@@ -31,7 +31,7 @@ def check_single(graph: Graphs, rule: str) -> None:
     """Refuse a sequence of graphs."""
     if not isinstance(graph, Graph):
         raise MixingError(
-            f"{rule} weights go on one graph, not on a time-varying sequence; use uniform, lazy or random_integer."
+            f"{rule} weights are defined on one graph, not on a time-varying sequence; use uniform, lazy or random_integer."
         )
 
 

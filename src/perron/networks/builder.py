@@ -1,4 +1,4 @@
-"""Networks by name: the one place that turns a topology or a file, a weight rule and their options into a `Mixing`."""
+"""Build a `Mixing` from the name of a topology or a file, a weight rule and their options."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ class Loaded(NamedTuple):
     """A network that was built from a name or read from a file.
 
     Attributes:
-        graph: what to draw, with labels and positions.
+        graph: the graph, with labels and positions for drawing.
         mixing: the network.
-        notes: what was changed or assumed, one sentence each.
+        notes: changes and assumptions, a sentence each.
     """
 
     graph: Graphs
@@ -152,7 +152,7 @@ def _seeded(function: Callable[..., Any], seed: int | None) -> dict[str, int]:
     return {"seed": seed} if seed is not None and "seed" in signature(function).parameters else {}
 
 
-def _refuse(what: str, **options: object) -> None:
+def _refuse(source: str, **options: object) -> None:
     for name, value in options.items():
         if value is not None:
-            raise PerronError(f"--{name} does not go with {what}; leave it out.")
+            raise PerronError(f"--{name} does not go with {source}; leave it out.")

@@ -1,4 +1,4 @@
-"""A network and what is known about it: numbers that algorithms, metrics and theory ask for, computed once when asked."""
+"""A network with the quantities that algorithms, metrics and theory need, each computed once, on first use."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ from numpy.typing import NDArray
 from perron._typing import FloatArray
 from perron.networks import spectral
 from perron.networks.mixing import Mixing
+from perron.networks.stochastic import Matrix, to_dense
 
 
 class Network:
-    """The facts of a `Mixing`, each computed when first asked for. Of a time-varying one, those of its period's product."""
+    """Quantities of a `Mixing`; of a time-varying one, those of the product over its period."""
 
     def __init__(self, mixing: Mixing) -> None:
         self.mixing = mixing
@@ -56,15 +57,14 @@ class Network:
 
     @cached_property
     def least_return(self) -> float | None:
-        """The least that diag(A^t) is of its limit pi_A, over t; None for more than 128 nodes, where it is not computed.
+        """The minimum over t of diag(A^t) / pi_A; None for more than 128 nodes, for which it is not computed.
 
-        Pull-only methods divide gradients by diag(A^t). It is tiny at first where walks take long to come back and self-loops
-        are light: on a ring of n nodes about a_ii^(n-1).
+        Pull-only methods divide gradients by diag(A^t), which is tiny for small t if walks take long to return and self-loops
+        have small weights: on a ring of n nodes about a_ii^(n-1).
         """
         if self.nodes > 128:
             return None
-        A = spectral.period_product(self.mixing, "pull")
-        A = A if isinstance(A, np.ndarray) else A.toarray()
+        A = to_dense(spectral.period_product(self.mixing, "pull"))
         power, least = A, 1.0
         for _ in range(4 * self.nodes):
             least = min(least, float((power.diagonal() / self.pull_perron).min()))
@@ -73,12 +73,12 @@ class Network:
 
     @cached_property
     def depth(self) -> int:
-        """How many links a model travels from the root down, plus a gradient up: for spanning-tree pairs."""
+        """The sum of the depths of the two spanning trees: links from the root down plus links up to it."""
         root = int(self.mixing.common_roots[0])
         down, up = self.mixing.pull_graph.tree(root), self.mixing.push_graph.reverse().tree(root)
         return int(down.depth.max() + up.depth.max())
 
 
-def _spectrum(matrix: object) -> NDArray[np.complex128]:
-    values = np.linalg.eigvals(matrix if isinstance(matrix, np.ndarray) else matrix.toarray())  # type: ignore[attr-defined]
+def _spectrum(matrix: Matrix) -> NDArray[np.complex128]:
+    values = np.linalg.eigvals(to_dense(matrix))
     return np.delete(values, np.argmin(np.abs(values - 1))).astype(np.complex128)

@@ -1,11 +1,10 @@
-"""The networks that the paper's authors released, matrix for matrix, where they differ from the paper's text.
+"""The networks that the paper's authors released, with the same matrices, where they differ from the paper's text.
 
-Their generators draw from NumPy's legacy global stream; the same draws are made here from a private one, so that every
-entry of A and B comes out the same. Differences from the text: in all six a node *hears* the nodes that the text lets
-it speak to (the graph is reversed); the ring has two chords; the grid is undirected; weights are 1..2 (exponential,
-grid, ring) or 1..3 (random, geometric, nearest neighbour) instead of 1..9; A and B come from one integer matrix. The
-random ones are not drawn anew if disconnected: with their seed 42, random at n=4 and geometric at n=6 and 8 are not
-connected, which `Mixing` refuses here.
+Their generators draw from NumPy's legacy global stream; the same numbers are drawn here from a private one, so that A and B are
+equal in every entry. Differences from the text: all six graphs are reversed; the ring has two chords; the grid is undirected;
+weights are 1..2 (exponential, grid, ring) or 1..3 (random, geometric, nearest neighbor) instead of 1..9; A and B come from one
+integer matrix. Random graphs are not redrawn if disconnected: with the authors' seed 42, random at n=4 and geometric at n=6 and 8
+are not connected, which `Mixing` refuses.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ SEED = 42
 
 
 def exponential(n: int, *, seed: int = SEED) -> Mixing:
-    """Node i hears i + 2^k (mod n), k = 0, 1, ...; weights 1..2."""
+    """Node i receives from i + 2^k (mod n), k = 0, 1, ...; weights 1..2."""
     draws = _stream(n, seed).randint(1, 3, size=(n, n))  # drawn for all entries, used on the edges
     pattern = topologies.exponential(n).reverse().adjacency().toarray()
     return _normalized(pattern * draws, "exponential")
@@ -65,9 +64,9 @@ def geometric(n: int, *, seed: int = SEED) -> Mixing:
 
 
 def nearest_neighbor(n: int, *, seed: int = SEED) -> Mixing:
-    """Undirected nearest-neighbour graph: points in a 10 x 10 square, each linked with its nearest 3; weights 1..3."""
+    """Undirected nearest-neighbor graph: points in a 10 x 10 square, each linked with its nearest 3; weights 1..3."""
     if check_nodes(n) < 4:
-        raise GraphError(f"The authors' nearest-neighbour generator (3 neighbours) needs n >= 4; got n={n}.")
+        raise GraphError(f"The authors' nearest-neighbor generator (3 neighbors) needs n >= 4; got n={n}.")
     stream = _stream(n, seed)
     points = stream.rand(n, 2) * 10
     from scipy.spatial.distance import cdist
@@ -83,7 +82,7 @@ NAMES: dict[str, Callable[..., Mixing]] = {
 
 
 def _stream(n: int, seed: int) -> np.random.RandomState:
-    """NumPy's legacy generator, from which the authors draw; their generators build dense matrices."""
+    """Return NumPy's legacy generator, which the authors use. Their dense matrices must fit into memory."""
     check_edges("The authors' dense matrix", float(check_nodes(n)) ** 2, "the same topology from perron.topologies")
     if check_whole("The authors' seed", seed) >= 2**32:
         raise GraphError(f"NumPy's legacy generator takes seeds below 2^32; got {seed}.")
@@ -95,7 +94,7 @@ def _undirected(n: int, low: IntArray, high: IntArray, positions: FloatArray | N
 
 
 def _weighted(graph: Graph, stream: np.random.RandomState, high: int, name: str) -> Mixing:
-    """Integers 1..high on the entries of the 0-1 matrix, row by row."""
+    """Draw integers 1..high for the entries of the 0-1 matrix, row by row."""
     weights = graph.adjacency()
     weights.data = stream.randint(1, high + 1, size=weights.nnz).astype(np.float64)
     return _normalized(weights.toarray(), name)

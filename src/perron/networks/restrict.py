@@ -1,4 +1,4 @@
-"""The network that remains between some of its nodes."""
+"""The network on a subset of its nodes."""
 
 from __future__ import annotations
 
@@ -9,12 +9,13 @@ import numpy as np
 
 from perron.errors import PerronError
 from perron.networks.mixing import Mixing
+from perron.networks.stochastic import to_dense
 
 
 def restrict(mixing: Mixing, kept: Sequence[int]) -> Mixing:
     """Restrict a network to some of its nodes; paths through the others become direct links.
 
-        A' = A[k, k] + A[k, g] (I - A[g, g])^-1 A[g, k]          (k kept, g gone; the same for B)
+        A' = A[k, k] + A[k, g] (I - A[g, g])^-1 A[g, k]          (k kept, g removed; the same for B)
 
     This is the stochastic complement [Meyer 1989]: a walk on the network, observed only while it is at kept nodes. It is
     row-stochastic if A is (B': column-stochastic), strongly connected if A is, and its Perron vector is that of A on the kept
@@ -32,15 +33,15 @@ def restrict(mixing: Mixing, kept: Sequence[int]) -> Mixing:
         raise PerronError(
             "A network that varies in time cannot be restricted to some nodes; give a function n -> network."
         )
-    gone = [node for node in range(mixing.nodes) if node not in set(kept)]
+    removed = [node for node in range(mixing.nodes) if node not in set(kept)]
 
     def complement(matrices: Sequence[Any], axis: int) -> Any:
         if not matrices:
             return None
-        full = matrices[0].toarray() if hasattr(matrices[0], "toarray") else np.asarray(matrices[0])
-        through = np.linalg.solve(np.eye(len(gone)) - full[np.ix_(gone, gone)], full[np.ix_(gone, kept)])
-        found = full[np.ix_(kept, kept)] + full[np.ix_(kept, gone)] @ through
-        return found / found.sum(axis, keepdims=True)  # corrects rounding only
+        full = to_dense(matrices[0])
+        through = np.linalg.solve(np.eye(len(removed)) - full[np.ix_(removed, removed)], full[np.ix_(removed, kept)])
+        direct = full[np.ix_(kept, kept)] + full[np.ix_(kept, removed)] @ through
+        return direct / direct.sum(axis, keepdims=True)  # corrects rounding only
 
     pulls, pushes = mixing.sequences
     return Mixing(pull=complement(pulls, 1), push=complement(pushes, 0))
