@@ -614,6 +614,7 @@ def test_constrained_push_pull_agrees_with_a_solver():
 # ---- noise: linear speedup
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in NAMES if ALGORITHMS[name].about.speedup])
 def test_the_noise_floor_falls_as_one_over_n(name):
     """Stationary E|x-hat - x*|^2 at equal effective step, against the closed form of centralized SGD, for n = 4 and 16."""

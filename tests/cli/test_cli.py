@@ -29,6 +29,7 @@ def in_process(*arguments: str) -> str:
     return result.output
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", topologies.NAMES)
 def test_graph_as_json_for_all_topologies_and_sizes(name):
     for n in (4, 8, 9, 12, 16, 25, 64):

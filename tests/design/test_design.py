@@ -52,6 +52,7 @@ def test_a_goal_improves_its_own_measure(designs, goal):
     assert any(one.after.value < 0.95 * one.before.value for one in found)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("goal", FREE)
 def test_it_beats_random_weights_too(goal):
     start = perron.Mixing.random_integer(GRAPHS["k_out"], seed=3)
@@ -425,6 +426,7 @@ def test_command_that_chooses_links(tmp_path):
     assert isinstance(done.exception, PerronError)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("goal", ["rate", "level"])
 def test_the_unit_of_the_loss_does_not_matter(goal):
     """Losses 1e7 times as curved, steps as much smaller: the same weights, and distances 1e14 times smaller squared."""

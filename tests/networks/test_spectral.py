@@ -48,6 +48,7 @@ def test_perron_vectors_are_positive_eigenvectors_and_c_is_within_its_bounds(mix
     assert n * max(a.min(), b.min()) * (1 - slack) <= c <= n * min(a.max(), b.max()) * (1 + slack)
 
 
+@pytest.mark.slow
 @given(mixings(max_nodes=8))
 @settings(max_examples=200)
 def test_proposition_2(mixing):

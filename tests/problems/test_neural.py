@@ -420,6 +420,7 @@ def test_what_makes_no_sense_is_refused():
         simulate(small(), PushPull(), MIXING, lr=0.1, steps=1, metrics=["residual_sq"])
 
 
+@pytest.mark.slow
 def test_regression_with_numbers_for_targets():
     random = torch.Generator().manual_seed(0)
     inputs = torch.randn(90, 5, generator=random)

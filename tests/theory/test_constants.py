@@ -213,6 +213,7 @@ def test_local_hessians_of_any_loss_and_of_a_network():
 # ---- networks
 
 
+@pytest.mark.slow
 def test_a_network_against_whole_hessians_and_all_samples():
     problem = small()
     x, model = problem.start()[0], net(torch.float64)
@@ -256,6 +257,7 @@ def test_a_network_with_batchnorm_keeps_what_it_remembers():
     assert all(torch.equal(value, problem.memory[name]) for name, value in before.items())
 
 
+@pytest.mark.slow
 def test_a_model_and_all_batches_of_an_epoch():
     """Batches of one epoch, in random order: the variance of single samples over the batch size, without bias."""
     model, size, count, few = net(torch.float64), 20, 60, 10
