@@ -219,7 +219,7 @@ def test_messages_under_way_are_resumed(tmp_path, monkeypatch):
     problem = Quadratic.random(8, 3, noise_std=0.5, seed=1)
     options = {"lr": 0.05, "steps": 60, "metrics": ["distance_max"], "trials": 2, "every": 1} | BAD
     whole = simulate(problem, RobustPushPull(), MIXING, **options)
-    monkeypatch.setattr("perron.monitor.progress.PATIENCE", 0.0)
+    monkeypatch.setattr("perron.monitor.progress.INTERVAL", 0.0)
 
     class Stop(BaseException):
         pass

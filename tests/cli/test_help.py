@@ -14,12 +14,12 @@ import numpy as np
 import pytest
 import typer
 
-from perron import design
+from perron import design, networks
 from perron._registry import lookup, options_model, unknown
 from perron._storage.jsonable import to_json, to_jsonable
 from perron.algorithms import ALGORITHMS
+from perron.cli import _names, options
 from perron.cli import main as cli
-from perron.cli import options as arguments
 from perron.cli import study as study_cli
 from perron.cli.app import EXIT_CODES, Command, Group, examples, prose
 from perron.data import datasets as data
@@ -227,7 +227,6 @@ def test_exit_codes_are_documented(capsys):
     help_text = " ".join(ran(capsys, "--help")[1].split())
     for code, meaning in EXIT_CODES.items():
         assert re.search(rf"│ {code} +{re.escape(meaning.split(':')[0])}", help_text), code
-        assert re.search(rf"^    {code} +{re.escape(meaning.split(';')[0])}", cli.__doc__, re.MULTILINE), code
 
 
 @pytest.mark.parametrize(
@@ -297,7 +296,7 @@ def test_errors_of_all_kinds(error, code, message, capsys, monkeypatch):
     def fail(*_, **__):
         raise error
 
-    monkeypatch.setattr(cli.networks, "load_network", fail)
+    monkeypatch.setattr(networks, "load_network", fail)
     found, out, err = ran(capsys, "graph", "ring")
     assert (found, out) == (code, "")
     assert message in err
@@ -345,8 +344,8 @@ def test_a_disk_that_is_full():
 
 
 def test_ctrl_c_is_silent():
-    struck = "cli.networks.load_network = lambda *_: os.kill(os.getpid(), signal.SIGINT)"
-    script = f"import os, signal, sys\nfrom perron.cli import main as cli\n{struck}\n"
+    struck = "networks.load_network = lambda *_: os.kill(os.getpid(), signal.SIGINT)"
+    script = f"import os, signal, sys\nfrom perron import networks\nfrom perron.cli import main as cli\n{struck}\n"
     script += "sys.argv = ['perron', 'graph', 'ring']\ncli.main()"
     command = [sys.executable, "-c", script]
     restore = {"preexec_fn": lambda: signal.signal(signal.SIGINT, signal.default_int_handler)}
@@ -445,12 +444,18 @@ def test_completion(line, offered, capsys, monkeypatch, tmp_path):
 
 
 def test_completion_knows_all_names(tmp_path, monkeypatch):
+    assert {name: value for name, value in vars(_names).items() if name.isupper()} == {
+        "TOPOLOGIES": tuple(topologies.NAMES),
+        "WEIGHT_RULES": tuple(RULES),
+        "ALGORITHMS": tuple(ALGORITHMS),
+        "GOALS": tuple(design.GOALS),
+        "PROBLEMS": tuple(run.PROBLEMS),
+        "DATASETS": tuple(fetch.MD5),
+    }
     monkeypatch.chdir(tmp_path)
-    assert arguments.topologies("") == list(topologies.NAMES)
-    assert arguments.algorithms() == list(ALGORITHMS)
-    assert arguments.studies("") == list(study.shipped())
-    assert arguments.files("nowhere/x", (".toml",)) == []
-    assert arguments.names_in("networks/topologies.py", "NOTHING") == []
+    assert options.complete_networks("") == list(topologies.NAMES)
+    assert options.complete_studies("") == list(study.shipped())
+    assert options.complete_files("nowhere/x", (".toml",)) == []
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])

@@ -284,7 +284,7 @@ def test_options_are_checked(options, message):
         (Augmentation(), some_images().long(), 3, "uint8 or floats; got .* torch.int64"),
         (Augmentation(), some_images(), 4, r"\(batch, numbers\) = \(6, 3\); got \(6, 4\)"),
         (Augmentation(**NOTHING, jitter=0.1), some_images(channels=2), 3, "1 channel or 3 .*; got 2"),
-        (Augmentation(**NOTHING, jitter=0.1), some_images() - 0.5, 3, r"\[0, 1\]; got -0.* Normalise after"),
+        (Augmentation(**NOTHING, jitter=0.1), some_images() - 0.5, 3, r"\[0, 1\]; got -0.* Normalize after"),
     ],
 )
 def test_calls_are_checked(augment, images, width, message):

@@ -55,7 +55,7 @@ def test_files_are_found_by_the_environment(files, monkeypatch, tmp_path_factory
     monkeypatch.delenv("PERRON_DATA", raising=False)
     assert data.find("mnist") is None
     with pytest.raises(
-        PerronError, match=r"MNIST was not found; looked in .*\.cache.*: perron data fetch mnist; .*PERRON_DATA"
+        PerronError, match=r"MNIST was not found; searched .*\.cache.*: perron data fetch mnist; .*PERRON_DATA"
     ):
         data.load("mnist")
     monkeypatch.setenv("PERRON_DATA", "")  # as if it were not set, not the working directory
@@ -73,11 +73,11 @@ def test_files_are_found_by_the_environment(files, monkeypatch, tmp_path_factory
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
-        (lambda raw: raw[:-3], "cut short"),
+        (lambda raw: raw[:-3], "truncated"),
         (lambda raw: b"\x80\x04" + raw[2:], "not an idx file"),
         (lambda raw: b"", "not an idx file"),
         (lambda raw: raw[:3] + b"\x09" + raw[4:], "not an idx file"),
-        (lambda raw: idx(np.zeros((6, 5, 4))), "do not go with"),
+        (lambda raw: idx(np.zeros((6, 5, 4))), "do not match"),
     ],
 )
 def test_damaged_files_are_refused(files, damage, message):
@@ -136,7 +136,7 @@ def test_cifar10_is_found_by_the_environment(records, monkeypatch, tmp_path_fact
     home = tmp_path_factory.mktemp("home")
     monkeypatch.setenv("HOME", str(home))
     monkeypatch.setenv("PERRON_DATA", str(home))
-    with pytest.raises(PerronError, match=r"CIFAR-10 was not found; looked in .*cifar-10-batches-bin.*test_batch\.bin"):
+    with pytest.raises(PerronError, match=r"CIFAR-10 was not found; searched .*cifar-10-batches-bin.*test_batch\.bin"):
         data.load("cifar10")
     (home / "cifar10").symlink_to(records[0].parent)
     assert data.find("cifar10") == home / "cifar10" / "cifar-10-batches-bin"
@@ -145,9 +145,9 @@ def test_cifar10_is_found_by_the_environment(records, monkeypatch, tmp_path_fact
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
-        (lambda raw: raw[:-1], r"data_batch_3\.bin was cut short: 12,291 bytes instead of 12,292"),
-        (lambda raw: raw[3073:], "cut short"),  # a whole record
-        (lambda raw: b"", "cut short"),
+        (lambda raw: raw[:-1], r"data_batch_3\.bin is truncated: 12,291 bytes instead of 12,292"),
+        (lambda raw: raw[3073:], "truncated"),  # a whole record
+        (lambda raw: b"", "truncated"),
         (lambda raw: raw + raw, "too long"),
         (lambda raw: b"\x0b" + raw[1:], r"data_batch_3\.bin is not a file of CIFAR-10: it has the label 11"),
     ],

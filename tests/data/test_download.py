@@ -120,7 +120,7 @@ def test_the_table_knows_every_file():
 def test_from_a_directory(tmp_path, mnist, packed):
     source = write(tmp_path / "mine", mnist, packed=packed)
     told = []
-    found = fetch.fetch("mnist", source=source, tell=told.append)
+    found = fetch.fetch("mnist", source=source, on_progress=told.append)
     assert found == (tmp_path / "cache" / "mnist", str(source), True, True)
     assert holds(found.folder, mnist)
     assert data.load("mnist").labels.tolist() == list(range(7))
@@ -153,7 +153,7 @@ def test_files_of_ones_own_need_not_be_official(tmp_path, cifar):
 
 def test_what_cannot_be_loaded_is_refused(tmp_path, mnist):
     source = write(tmp_path / "mine", mnist | {data.FILES[2]: mnist[data.FILES[2]][:-1]})
-    with pytest.raises(FileError, match="t10k-images-idx3-ubyte was cut short"):
+    with pytest.raises(FileError, match="t10k-images-idx3-ubyte is truncated"):
         fetch.fetch("mnist", source=source)
     assert not (tmp_path / "cache").exists()
     (source / data.FILES[2]).unlink()
@@ -211,7 +211,7 @@ def test_a_mirror_with_wrong_files_is_passed_over(tmp_path, mnist, server):
     write(folder / "right", mnist, packed=True)
     fetch.MIRRORS["mnist"] = (f"{address}wrong/", f"{address}right/")
     told = []
-    assert fetch.fetch("mnist", tell=told.append).source == f"{address}right/"
+    assert fetch.fetch("mnist", on_progress=told.append).source == f"{address}right/"
     assert holds(tmp_path / "cache" / "mnist", mnist)
     assert told[1] == "  refused: wrong checksum of train-labels-idx1-ubyte"
 
@@ -243,7 +243,7 @@ def test_one_error_names_all_that_was_tried(tmp_path, mnist, server):
 def test_a_mirror_that_says_nothing_is_given_up(tmp_path, mnist, monkeypatch):
     import socket
 
-    monkeypatch.setattr(fetch, "SILENCE", 0.05)
+    monkeypatch.setattr(fetch, "TIMEOUT", 0.05)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         fetch.MIRRORS["mnist"] = (f"http://127.0.0.1:{silent.getsockname()[1]}/",)
         with pytest.raises(FileError, match="timed out"):

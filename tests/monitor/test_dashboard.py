@@ -20,11 +20,11 @@ from typer.testing import CliRunner
 
 from perron.cli.main import app
 from perron.errors import PerronError
-from perron.monitor.curves import MARGIN, Curve, drawn
-from perron.monitor.dashboard import Watch, shortened
+from perron.monitor.curves import MARGIN, Curve, draw_curves
+from perron.monitor.dashboard import Dashboard, shorten_labels
 from perron.monitor.logger import Log
 from perron.monitor.records import Records
-from perron.monitor.status import STUDY, StudyFolder, opened
+from perron.monitor.status import STUDY_FILE, StudyFolder, open_folder
 
 NAMES = [f"{i:016x}-01234567" for i in range(5)]
 LABELS = [f"push_pull on ring({n}), uniform, lr 0.1, seed 0" for n in (4, 8, 16, 32, 64)]
@@ -39,7 +39,7 @@ def study(tmp_path):
         [name, label, cost] for name, label, cost in zip(NAMES, LABELS, [100.0, 100.0, 200.0, 400.0, 50.0], strict=True)
     ]
     about = {"title": "Rings of many sizes", "workers": 2, "runs": plan, "command": "perron study run rings.toml"}
-    records = Records(tmp_path / STUDY, about)
+    records = Records(tmp_path / STUDY_FILE, about)
     table = pd.DataFrame({"step": [0, 0, 10, 10], "trial": [0, 1, 0, 1], "grad_norm_sq": [1.0, 3.0, 0.1, 0.3]})
     table.to_parquet(runs / f"{NAMES[0]}.parquet")
     (runs / f"{NAMES[0]}.json").write_text('{"seconds": 10.0, "warnings": []}')
@@ -59,7 +59,7 @@ def study(tmp_path):
 def shown(folder, width=80, height=24, metric=None):
     """The lines of a frame."""
     console = Console(width=width, height=height, record=True, file=io.StringIO())
-    console.print(Watch(opened(folder), metric).frame(width, height))
+    console.print(Dashboard(open_folder(folder), metric).render(width, height))
     return console.export_text().splitlines()
 
 
@@ -68,12 +68,12 @@ def run(*options):
 
 
 def test_time_left_comes_from_the_work_that_is_done(study):
-    folder = StudyFolder(study).look()
+    folder = StudyFolder(study).refresh()
     # Work 100 in 10 s and 100 (half of 200) in 10 s: 10 a second for a worker. The half run needs 10 s more, and then there is
     # work of 400 and 50: 40 s on the free worker, 5 s after the half run.
     assert folder.left == pytest.approx(40.0)
     assert folder.share == pytest.approx((100 + 100 + 200 * 0.5) / 850)
-    assert (len(folder.done), len(folder.failed), len(folder.under_way)) == (1, 1, 1)
+    assert (len(folder.done), len(folder.failed), len(folder.active)) == (1, 1, 1)
 
 
 def test_runs_that_were_left_wait_their_turn(tmp_path):
@@ -88,30 +88,30 @@ def test_runs_that_were_left_wait_their_turn(tmp_path):
         "workers": 2,
         "runs": [[name, label, 100.0] for name, label in zip(NAMES, LABELS, strict=True)],
     }
-    records = Records(tmp_path / STUDY, plan)
-    folder = StudyFolder(tmp_path).look()
-    assert (len(folder.under_way), len(folder.halfway), folder.share) == (0, 5, pytest.approx(0.1))
+    records = Records(tmp_path / STUDY_FILE, plan)
+    folder = StudyFolder(tmp_path).refresh()
+    assert (len(folder.active), len(folder.interrupted), folder.share) == (0, 5, pytest.approx(0.1))
     assert folder.left == pytest.approx(270.0)  # five of 90 s on two workers
     assert any("0 done, 5 to come; running" in line for line in shown(tmp_path))
     with Records(tmp_path / "runs" / f"{NAMES[3]}.live", {}, steps=1000):
-        assert list(folder.look().under_way) == [NAMES[3]]
+        assert list(folder.refresh().active) == [NAMES[3]]
         assert folder.left == pytest.approx(270.0)
         for name in NAMES[:2]:  # they wrote and were killed, both of them
             Records(tmp_path / "runs" / f"{name}.live", {}, steps=1000).close(ended=False)
-        assert list(folder.look().under_way) == [
+        assert list(folder.refresh().active) == [
             NAMES[1],
             NAMES[3],
         ]  # not more than workers: who lives, and who wrote last
     records.close(ended=False)
-    assert len(folder.look().under_way) == 5  # of a stopped study, all that were begun
+    assert len(folder.refresh().active) == 5  # of a stopped study, all that were begun
 
 
 def test_a_frame_says_all(study):
     text = "\n".join(shown(study))
     for words in (
-        "Rings of many sizes", "35%", "40 s left", "5 runs: 1 done, 1 under way, 2 to come, 1 failed; running",
+        "Rings of many sizes", "35%", "40 s left", "5 runs: 1 done, 1 in progress, 2 to come, 1 failed; running",
         "push_pull on ring(16) ", "50/100", "|grad|² 0.01", "10 s left", "failed: push_pull on ring(8)", "took too long",
-        "grad_norm_sq over steps; grey: finished runs; q quits", "1e-2┤",
+        "grad_norm_sq over steps; gray: finished runs; q quits", "1e-2┤",
     ):  # fmt: skip
         assert words in text, words
 
@@ -128,11 +128,11 @@ def test_a_frame_fits_the_terminal(study, width, height):
 
 def test_a_stopped_study_says_how_to_go_on(study):
     (study / "copy").mkdir()
-    (study / "copy" / STUDY).write_bytes((study / STUDY).read_bytes())  # nobody holds a lock on the copy
+    (study / "copy" / STUDY_FILE).write_bytes((study / STUDY_FILE).read_bytes())  # nobody holds a lock on the copy
     found = run(study / "copy")
     assert found.exit_code == 0
     said = " ".join(found.output.split())
-    assert "stopped 1 s ago (no process holds the lock on its records); perron study run rings.toml goes on" in said
+    assert "stopped 1 s ago (no process holds the lock on its records); perron study run rings.toml resumes it" in said
 
 
 def test_json_is_for_programs(study):
@@ -150,39 +150,39 @@ def test_without_a_terminal_there_is_one_frame(study, once):
     found = run(study, *once)
     assert found.exit_code == 0
     assert "Rings of many sizes" in found.output
-    assert ("no terminal" in found.output) == (not once)
+    assert ("Not a terminal" in found.output) == (not once)
 
 
 def test_an_unknown_metric_is_refused(study):
     with pytest.raises(PerronError, match=r"No metric 'gradnorm' .* there are: grad_norm_sq"):
-        Watch(opened(study), "gradnorm")
+        Dashboard(open_folder(study), "gradnorm")
     assert any("grad_norm_sq over steps" in line for line in shown(study, metric="grad_norm_sq"))
 
 
 def test_what_cannot_be_watched_is_one_sentence(tmp_path):
     def refused(folder):
         with pytest.raises(PerronError) as error:
-            opened(folder)
+            open_folder(folder)
         assert "\n" not in str(error.value)
         return str(error.value)
 
     assert "There is no directory" in refused(tmp_path / "nowhere")
     assert "holds no study and no training" in refused(tmp_path)
     (tmp_path / "inner").mkdir()
-    (tmp_path / "inner" / STUDY).write_text("")
+    (tmp_path / "inner" / STUDY_FILE).write_text("")
     assert f"Perhaps you mean {tmp_path / 'inner'}." in refused(tmp_path)
-    assert "says nothing of a study" in refused(tmp_path / "inner")
-    (tmp_path / "inner" / STUDY).write_bytes(b'{"began": 1.0, "runs": [["a", "b"]]}\n')
+    assert "holds no record of a study" in refused(tmp_path / "inner")
+    (tmp_path / "inner" / STUDY_FILE).write_bytes(b'{"began": 1.0, "runs": [["a", "b"]]}\n')
     assert "is damaged" in refused(tmp_path / "inner")
     for damaged in (b'{"began": 1.0, "runs": [["a", "b", NaN]]}\n', b'{"began": 1.0, "runs": [], "workers": "two"}\n'):
-        (tmp_path / "inner" / STUDY).write_bytes(damaged)
+        (tmp_path / "inner" / STUDY_FILE).write_bytes(damaged)
         assert "is damaged" in refused(tmp_path / "inner")
     (tmp_path / "old").mkdir()
     (tmp_path / "old" / "manifest.json").write_text("{}")
     assert "perron study show" in refused(tmp_path / "old")
     (tmp_path / "node").mkdir()
     (tmp_path / "node" / "node-0.jsonl").write_bytes(b"\xff\xfe torn")
-    assert "nothing that perron.Log wrote" in refused(tmp_path / "node")
+    assert "no records of perron.Log" in refused(tmp_path / "node")
 
 
 def test_damaged_tables_and_records_do_not_end_it(study):
@@ -219,7 +219,7 @@ def test_a_training_shows_its_nodes(tmp_path):
         assert words in text, words
     for log in logs:
         log.close()
-    record = Watch(opened(tmp_path)).record()
+    record = Dashboard(open_folder(tmp_path)).to_dict()
     assert (record["kind"], record["running"], record["complete"]) == ("training", False, True)
     assert record["events"] == [[100, "Step 100: lost node 2 (killed). The objective is now another."]]
     assert any(line.startswith("ended 1 s ago") for line in shown(tmp_path))
@@ -230,13 +230,13 @@ def test_nothing_that_steers_a_terminal_reaches_it(tmp_path):
     plan = [[name, f"{steering}{label}", 1.0] for name, label in zip(NAMES, LABELS, strict=True)]
     (tmp_path / "study" / "runs").mkdir(parents=True)
     about = {"title": f"A title{steering}", "runs": plan, "command": f"perron{steering}"}
-    with Records(tmp_path / "study" / STUDY, about) as study:
+    with Records(tmp_path / "study" / STUDY_FILE, about) as study:
         study.event(f"failed{steering}", run=NAMES[0])
         with Records(tmp_path / "study" / "runs" / f"{NAMES[1]}.live", {}, steps=9) as one:
             one(3, **{f"loss{steering}": 1.0})
             seen = "\n".join(shown(tmp_path / "study", 100))
             with pytest.raises(PerronError) as refused:
-                Watch(opened(tmp_path / "study"), "x")
+                Dashboard(open_folder(tmp_path / "study"), "x")
     with Log(tmp_path / "training") as log:
         log._records.event(f"lost{steering}")
         seen += "\n".join(shown(tmp_path / "training"))
@@ -254,8 +254,11 @@ def test_nothing_that_steers_a_terminal_reaches_it(tmp_path):
 
 
 def test_names_say_what_differs():
-    assert list(shortened(dict(enumerate(LABELS))).values())[:2] == ["push_pull on ring(4)", "push_pull on ring(8)"]
-    same = shortened({"abcdef": "sgp on ring(4), seed 0", "fedcba": "sgp on ring(4), seed 0"})
+    assert list(shorten_labels(dict(enumerate(LABELS))).values())[:2] == [
+        "push_pull on ring(4)",
+        "push_pull on ring(8)",
+    ]
+    same = shorten_labels({"abcdef": "sgp on ring(4), seed 0", "fedcba": "sgp on ring(4), seed 0"})
     assert same == {"abcdef": "sgp on ring(4), seed 0 (abcd)", "fedcba": "sgp on ring(4), seed 0 (fedc)"}
 
 
@@ -267,7 +270,7 @@ def dots(line):
 
 
 def test_a_power_law_is_straight_on_a_logarithmic_axis():
-    lines = drawn([Curve([(x, 10.0 ** (-x / 10)) for x in range(41)], "red")], width=MARGIN + 1 + 40, height=22)
+    lines = draw_curves([Curve([(x, 10.0 ** (-x / 10)) for x in range(41)], "red")], width=MARGIN + 1 + 40, height=22)
     where = [dots(line) for line in lines[:-2]]
     assert [min(found) // 2 for found in where] == list(range(20))
     ticks = [line.plain[:MARGIN].strip() for line in lines[:-2] if line.plain[MARGIN] == "┤"]
@@ -276,7 +279,7 @@ def test_a_power_law_is_straight_on_a_logarithmic_axis():
 
 
 def test_a_narrow_range_has_a_linear_axis():
-    lines = drawn([Curve([(0, 0.90), (100, 0.98)], "red")], width=60, height=12)
+    lines = draw_curves([Curve([(0, 0.90), (100, 0.98)], "red")], width=60, height=12)
     numbers = [float(line.plain[:MARGIN]) for line in lines[:-2] if line.plain[MARGIN] == "┤"]
     assert numbers[0] == pytest.approx(0.98, abs=0.005)
     assert numbers[-1] == pytest.approx(0.90, abs=0.005)
@@ -288,7 +291,7 @@ def test_a_narrow_range_has_a_linear_axis():
     st.integers(4, 20),
 )
 def test_any_curve_can_be_drawn(points, width, height):
-    lines = drawn([Curve(sorted(points), "red"), Curve(sorted(points)[:3], "blue")], width, height)
+    lines = draw_curves([Curve(sorted(points), "red"), Curve(sorted(points)[:3], "blue")], width, height)
     assert len(lines) in (1, height)
     assert all(len(line.plain) <= width for line in lines)
     assert not points or any(dots(line) for line in lines)

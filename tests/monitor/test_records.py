@@ -20,11 +20,11 @@ from hypothesis import strategies as st
 
 import perron
 from perron.errors import FileError, PerronError
-from perron.monitor import records as live
-from perron.monitor.dashboard import Watch
+from perron.monitor import records as records_module
+from perron.monitor.dashboard import Dashboard
 from perron.monitor.logger import Log
-from perron.monitor.records import Records, Tail, Track, held, read
-from perron.monitor.status import StudyFolder, makespan, opened
+from perron.monitor.records import Records, Tail, Track, is_locked, read
+from perron.monitor.status import StudyFolder, makespan, open_folder
 from perron.problems import Quadratic
 from perron.studies.job import Report, keep, perform
 from perron.studies.runner import run_study
@@ -129,10 +129,10 @@ def test_all_that_comes_again_replaces_what_was_told_before(tmp_path):
 @pytest.mark.parametrize("names", [["loss"], ["loss", "accuracy"]])
 def test_a_rate_of_records_that_are_far_apart(names):
     track = Track()
-    track.take({"began": 0.0, "steps": 10})
+    track.add({"began": 0.0, "steps": 10})
     for step in range(1, 6):
         for later, name in enumerate(names):
-            track.take({"time": 100.0 * step + later, "step": step, name: 1.0})
+            track.add({"time": 100.0 * step + later, "step": step, name: 1.0})
         assert (track.rate() is None) == (step == 1)
     assert track.rate() == pytest.approx(0.01, rel=0.02)
     assert track.left == pytest.approx(500, rel=0.02)
@@ -177,9 +177,9 @@ def test_a_line_that_makes_no_sense_changes_nothing(tmp_path, line):
     assert after.damaged == 1
     after.damaged = 0
     assert after == before
-    watched = Watch(opened(tmp_path))
-    watched.frame(80, 24)
-    assert watched.record()["tracks"]["node 0"]["last"] == {"loss": 4.0}
+    watched = Dashboard(open_folder(tmp_path))
+    watched.render(80, 24)
+    assert watched.to_dict()["tracks"]["node 0"]["last"] == {"loss": 4.0}
 
 
 def test_a_number_that_is_not_finite_is_none_whoever_wrote_it(tmp_path):
@@ -190,22 +190,22 @@ def test_a_number_that_is_not_finite_is_none_whoever_wrote_it(tmp_path):
 def test_a_tail_reads_what_is_new_and_only_whole_lines(tmp_path):
     path = tmp_path / "node-0.jsonl"
     tail = Tail(path)
-    assert tail.look().began is None  # not there yet
+    assert tail.poll().began is None  # not there yet
     records = Records(path, {}, every=0)
     records(1, loss=1.0)
-    assert tail.look().step == 1
+    assert tail.poll().step == 1
     with path.open("ab") as file:
         file.write(b'{"time": 5.0, "st')
         file.flush()
-        assert tail.look().step == 1
+        assert tail.poll().step == 1
         file.write(b'ep": 2, "loss": 0.5}\n')
-    assert tail.look().curves["loss"] == [(1, 1.0), (2, 0.5)]
+    assert tail.poll().curves["loss"] == [(1, 1.0), (2, 0.5)]
     records.close()
     path.unlink()
-    assert tail.look().step == 2  # gone: as before
+    assert tail.poll().step == 2  # gone: as before
     with Records(path, {}, every=0) as again:
         again(7, loss=7.0)
-    assert tail.look().curves["loss"] == [(7, 7.0)]  # another file
+    assert tail.poll().curves["loss"] == [(7, 7.0)]  # another file
 
 
 def test_the_lock_tells_who_lives(tmp_path):
@@ -214,14 +214,14 @@ def test_the_lock_tells_who_lives(tmp_path):
     process = subprocess.Popen([sys.executable, "-c", script])
     try:
         deadline = time.monotonic() + 300
-        while not held(tmp_path / "x.jsonl") and time.monotonic() < deadline:
+        while not is_locked(tmp_path / "x.jsonl") and time.monotonic() < deadline:
             time.sleep(0.02)
-        assert held(tmp_path / "x.jsonl")
+        assert is_locked(tmp_path / "x.jsonl")
     finally:
         process.send_signal(signal.SIGKILL)
         process.wait()
-    assert not held(tmp_path / "x.jsonl")
-    assert not held(tmp_path / "nothing.jsonl")
+    assert not is_locked(tmp_path / "x.jsonl")
+    assert not is_locked(tmp_path / "nothing.jsonl")
 
 
 def test_one_who_looks_does_not_keep_a_writer_from_its_lock(tmp_path):
@@ -234,7 +234,7 @@ def test_one_who_looks_does_not_keep_a_writer_from_its_lock(tmp_path):
         looker.start()
         with Records(path, {}):
             looker.join()
-            assert held(path)
+            assert is_locked(path)
 
 
 def test_what_perron_warns_of_is_told(tmp_path):
@@ -242,7 +242,7 @@ def test_what_perron_warns_of_is_told(tmp_path):
         log(205, loss=1.0)
         logging.getLogger("perron").warning("Step %d: lost node 1.", 205)
     logging.getLogger("perron").warning("Afterwards.")
-    assert [(event.step, event.said) for event in read(tmp_path / "node-0.jsonl").events] == [
+    assert [(event.step, event.message) for event in read(tmp_path / "node-0.jsonl").events] == [
         (205, "Step 205: lost node 1.")
     ]
 
@@ -278,7 +278,7 @@ def test_rates_are_of_the_present_process_and_of_late(tmp_path):
     track = read(path)
     assert track.rate(1000) == pytest.approx(240 / 80)
     assert track.rate(70) == pytest.approx(140 / 70)
-    assert track.left == pytest.approx(360 / (140 / 70)) if live.WINDOW >= 70 else True
+    assert track.left == pytest.approx(360 / (140 / 70)) if records_module.WINDOW >= 70 else True
     assert track.work == (pytest.approx(0.24), 80.0)
 
 
@@ -328,7 +328,7 @@ def test_tensorboard_has_the_table_of_a_study(tmp_path):
                 assert [step for step, _ in points] == mine.index.tolist()
                 assert np.float32([value for _, value in points]).tolist() == np.float32(mine[metric]).tolist()
     assert not list((folder / "runs").glob("*.live"))  # finished runs need none
-    assert StudyFolder(folder).look().complete
+    assert StudyFolder(folder).refresh().complete
 
 
 def test_a_worker_that_does_not_see_the_directory_is_heard(tmp_path):

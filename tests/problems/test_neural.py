@@ -509,7 +509,7 @@ def test_resuming_is_bit_for_bit(tmp_path, monkeypatch):
         if step == 7:
             raise Stop
 
-    monkeypatch.setattr("perron.monitor.progress.PATIENCE", 0.0)
+    monkeypatch.setattr("perron.monitor.progress.INTERVAL", 0.0)
     with pytest.raises(Stop):
         simulate(problem, PushPull(), MIXING, checkpoint=tmp_path / "part", save_every=0, progress=stop, **options)
     resumed = simulate(problem, PushPull(), MIXING, checkpoint=tmp_path / "part", **options)

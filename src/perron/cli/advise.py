@@ -1,32 +1,21 @@
-"""``perron advise``: what a network is good for, which algorithm and step to take, and what to expect."""
+"""``perron advise``: the limits of a network, an algorithm and a step for it, and the results to expect."""
 
 from __future__ import annotations
 
 from math import isfinite
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
 from perron import networks
-from perron.cli.app import screen, write_json
-from perron.cli.options import (
-    Json,
-    Network,
-    Nodes,
-    Options,
-    Push,
-    Seed,
-    Weights,
-    algorithms,
-    number_option,
-    parsed,
-    problems,
-)
+from perron.cli import _names
+from perron.cli.app import console, write_json
+from perron.cli.options import Json, Network, Nodes, Options, Push, Seed, Weights, option, parse_numbers
 from perron.errors import PerronError
 
 if TYPE_CHECKING:
     from perron.advise import Advice, Fit, Needs
     from perron.networks.mixing import Mixing
+
+WIDTH = 120  # columns that the table needs
 
 
 def advise(
@@ -34,66 +23,62 @@ def advise(
     nodes: Nodes = None,
     weights: Weights = None,
     seed: Seed = None,
-    option: Options = None,
+    options: Options = None,
     push: Push = None,
     algorithm: Annotated[
         list[str] | None,
-        typer.Option(
+        option(
             "--algorithm",
-            metavar="NAME",
-            help="An algorithm to look at; repeatable (default: one or two of each family).",
-            autocompletion=algorithms,
+            "NAME",
+            "An algorithm to consider; repeatable (default: one or two of each family).",
+            choices=_names.ALGORITHMS,
         ),
     ] = None,
     problem: Annotated[
         str | None,
-        typer.Option(
+        option(
             "--problem",
-            metavar="KIND",
-            help="Take the constants from a problem: logistic, quadratic or images (digits).",
-            autocompletion=problems,
+            "KIND",
+            "Take the constants from a problem: logistic, quadratic or images (digits).",
+            choices=_names.PROBLEMS,
         ),
     ] = None,
-    smoothness: Annotated[
-        float | None, number_option("smoothness", "L", "L, the largest curvature (default: 1).")
-    ] = None,
+    smoothness: Annotated[float | None, option("--smoothness", "L", "L, the largest curvature (default: 1).")] = None,
     noise: Annotated[
         float | None,
-        number_option("noise", "SIGMA", "sigma, the noise of a node's gradient: E|noise|^2 = sigma^2 (default: 1)."),
+        option("--noise", "SIGMA", "sigma, the noise of a node's gradient: E|noise|^2 = sigma^2 (default: 1)."),
     ] = None,
-    gap: Annotated[
-        float | None, number_option("gap", "DELTA", "Delta, how far the loss has to fall (default: 1).")
-    ] = None,
-    steps: Annotated[int, number_option("steps", "T", "T, how many steps you can afford.", min=1)] = 10_000,
-    dim: Annotated[int | None, number_option("dim", "D", "d, the length of the model, for bytes.", min=1)] = None,
+    gap: Annotated[float | None, option("--gap", "DELTA", "Delta, how far the loss has to fall (default: 1).")] = None,
+    steps: Annotated[int, option("--steps", "T", "T, how many steps you can afford.", min=1)] = 10_000,
+    dim: Annotated[int | None, option("--dim", "D", "d, the length of the model, for bytes.", min=1)] = None,
     as_json: Json = False,
 ) -> None:
     """Advise on a network: its limits, an algorithm and a step.
 
-    Is it valid, what limits it, which algorithm and learning rate, and what floor and speedup to expect.
+    Whether it is valid, its bottleneck links, an algorithm and a learning rate, and the floor and speedup to expect.
 
     perron advise exponential --nodes 16 --steps 20000
     perron advise my-network.graphml --smoothness 4 --noise 2 --dim 100000
     perron advise ring --nodes 12 --problem logistic --json
     """
-    from perron.advise import advise as advised
+    from perron.advise import advise as advise_on
 
-    options = parsed(option or [])
-    drawn, mixing, notes = networks.load_network(network, nodes, weights, seed, options, push)
-    named = mixing.pull_graph if mixing.has_pull else mixing.push_graph
-    named = named if isinstance(drawn, tuple) else drawn
-    labels = [named.label(node) for node in range(mixing.nodes)]
-    fixed = push is not None or networks.is_file(network)
-    needs, more = _needs(mixing, problem, smoothness, noise, gap, steps, dim)
+    settings = parse_numbers(options)
+    drawn, mixing, notes = networks.load_network(network, nodes, weights, seed, settings, push)
+    graph = mixing.pull_graph if mixing.has_pull else mixing.push_graph
+    graph = graph if isinstance(drawn, tuple) else drawn
+    labels = [graph.label(node) for node in range(mixing.nodes)]
+    needs = _needs(mixing, problem, smoothness, noise, gap, steps, dim, notes)
 
     def family(size: int) -> Mixing:
-        return networks.load_network(network, size, weights, seed, options, None)[1]
+        return networks.load_network(network, size, weights, seed, settings, None)[1]
 
-    found = advised(mixing, needs, algorithms=algorithm, family=None if fixed else family, labels=labels)
+    fixed = push is not None or networks.is_file(network)
+    advice = advise_on(mixing, needs, algorithms=algorithm, family=None if fixed else family, labels=labels)
     if as_json:
-        write_json(found.to_dict() | {"notes": [*notes, *more]})
-        return
-    _print(found, [*notes, *more], labels)
+        write_json(advice.to_dict() | {"notes": notes})
+    else:
+        _print(advice, notes, labels)
 
 
 def _needs(
@@ -104,84 +89,70 @@ def _needs(
     gap: float | None,
     steps: int,
     dim: int | None,
-) -> tuple[Needs, list[str]]:
-    """The constants: those given, those of a problem, or one."""
+    notes: list[str],
+) -> Needs:
+    """Return the constants: those given, those of a problem (with a note), or one."""
     from perron.advise import Needs
 
     if noise is not None and not 0 <= noise < 1e150:
         raise PerronError(f"--noise is a standard deviation, a number that is not negative; got {noise}.")
-    given = {
-        "smoothness": smoothness,
-        "noise_var": None if noise is None else noise**2,
-        "gap": gap,
-        "dim": dim,
-    }
-    found: dict[str, float | int | None] = {}
-    notes = []
+    given = {"smoothness": smoothness, "noise_var": None if noise is None else noise**2, "gap": gap, "dim": dim}
+    estimated: dict[str, float | int | None] = {}
     if problem is not None:
         from perron._registry import lookup
         from perron.studies.run import PROBLEMS
         from perron.theory.constants import estimate
 
-        made = lookup(problem, PROBLEMS, "problem")(mixing.nodes)
-        constants = estimate(made)
-        found = {
+        constants = estimate(lookup(problem, PROBLEMS, "problem")(mixing.nodes))
+        estimated = {
             "smoothness": constants.known_smoothness or constants.smoothness,
             "noise_var": constants.noise_var if constants.known_noise_var is None else constants.known_noise_var,
             "gap": constants.gap,
             "dim": constants.dim,
         }
         notes.append(
-            f"{problem}: L = {found['smoothness']:.4g}, sigma^2 = {found['noise_var']:.4g}, Delta = {found['gap']:.4g}, "
-            f"d = {found['dim']}; at its starting point"
+            f"{problem}: L = {estimated['smoothness']:.4g}, sigma^2 = {estimated['noise_var']:.4g}, "
+            f"Delta = {estimated['gap']:.4g}, d = {estimated['dim']}; at its starting point"
         )
-    merged = found | {name: value for name, value in given.items() if value is not None}
-    return Needs(steps=steps, **merged), notes  # type: ignore[arg-type]
+    constants_used = estimated | {name: value for name, value in given.items() if value is not None}
+    return Needs(steps=steps, **constants_used)  # type: ignore[arg-type]
 
 
-def _print(found: Advice, notes: list[str], labels: list[str]) -> None:
+def _print(advice: Advice, notes: list[str], labels: list[str]) -> None:
     from rich.box import SIMPLE
     from rich.table import Table
     from rich.text import Text
 
-    console = screen(120)
-    console.width = max(console.width, 120)
-    needs = found.needs
+    screen = console(WIDTH)
+    screen.width = max(screen.width, WIDTH)
+    needs, metrics = advice.needs, advice.metrics
     unit = "bytes/step" if needs.dim is not None else "d-vectors/step"
     columns = ("algorithm", "family", "stable lr", "lr", "floor", "from step", "speedup", unit, "")
     title = Text(
-        f"{found.metrics.name}: {found.metrics.nodes} nodes; L = {needs.smoothness:.4g}, sigma^2 = {needs.noise_var:.4g}, "
+        f"{metrics.name}: {metrics.nodes} nodes; L = {needs.smoothness:.4g}, sigma^2 = {needs.noise_var:.4g}, "
         f"Delta = {needs.gap:.4g}, T = {needs.steps:,}"
     )
     table = Table(*columns, title=title, box=SIMPLE)
-    for fit in found.fits:
-        table.add_row(*_row(fit, bold=fit is found.chosen))
-    console.print(table)
-    console.print(
+    for fit in advice.fits:
+        table.add_row(*_row(fit, bold=fit is advice.chosen))
+    screen.print(table)
+    screen.print(
         "stable lr: the largest (or the interval); lr: the recommended; floor: predicted E|grad f(x-hat)|^2 at that lr;\n"
-        "from step: where linear speedup begins; speedup: so many times more steps would a single node need.\n"
+        "from step: where linear speedup begins; speedup: how many times more steps a single node would need.\n"
     )
-    if found.limits:
-        limits = Table(
-            "matrix",
-            "number",
-            "its value",
-            "link that matters most",
-            "slope",
-            "node",
-            box=SIMPLE,
-            title="What limits it",
-        )
-        for limit in found.limits:
-            value = found.metrics.c if limit.what == "c" else getattr(getattr(found.metrics, limit.side), limit.what)
+    if advice.limits:
+        names = ("matrix", "number", "value", "most sensitive link", "slope", "node")
+        table = Table(*names, box=SIMPLE, title="Bottlenecks")
+        for limit in advice.limits:
+            value = metrics.c if limit.what == "c" else getattr(getattr(metrics, limit.side), limit.what)
             link = f"{labels[limit.source]} -> {labels[limit.target]}"
-            limits.add_row(limit.side, limit.what, f"{value:.4g}", link, f"{limit.slope:+.3g}", labels[limit.node])
-        console.print(limits)
-        console.print(
-            "slope: of the number, by weight that the link is given; node: whose choice of weights matters most to the number.\n"
+            table.add_row(limit.side, limit.what, f"{value:.4g}", link, f"{limit.slope:+.3g}", labels[limit.node])
+        screen.print(table)
+        screen.print(
+            "slope: derivative of the number by the weight of the link; node: the node whose choice of weights matters most.\n"
         )
-    for line in [*found.words, *notes]:
-        console.print(f"- {line}", highlight=False, markup=False)
+    for line in [*advice.words, *notes]:
+        screen.print(f"- {line}", highlight=False, markup=False)
 
 
 def _row(fit: Fit, *, bold: bool) -> list[str]:

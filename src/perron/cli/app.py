@@ -1,13 +1,14 @@
-"""What all commands share: how their help looks, and how they print.
+"""Parts that all commands share: exit codes, the layout of help pages, and output.
 
-A command's help is its docstring: a first line that also stands in lists of commands, more about it if need be, and examples:
-lines that begin with ``perron``. They are shown as they are, so that they can be copied, and a test parses each of them.
+A command's help is its docstring: a summary line, which lists of commands also show, optional paragraphs, and examples, which
+are lines that begin with ``perron``. Examples are printed verbatim, so that they can be copied; a test parses each of them.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from enum import IntEnum
 from inspect import cleandoc
 from typing import TYPE_CHECKING, Any
 
@@ -22,78 +23,107 @@ if TYPE_CHECKING:
 
 NETWORKS, STUDIES, THEORY, TRAIN = "Look at networks", "Run studies", "Theory and design", "Train"  # groups of commands
 NETWORK, OUTPUT = "Network", "Output"  # groups of options
-EXIT_CODES = {
-    0: "done",
-    1: "bad input, or a file or memory that cannot be had",
-    2: "wrong usage: an unknown command or option, or a missing one",
-    3: "done, but some of it failed: runs of a study, nodes of a training, claims with another verdict than expected",
-    70: "a bug in perron; --debug shows where",
-    130: "interrupted; studies go on with the same command",
-}
 GUIDES = "README.md and docs/"
-WIDEST = 110  # columns of help: longer lines are hard to read
-ROOM = 140  # columns of a table in a file or a pipe
+HELP_WIDTH = 110  # columns of help: longer lines are hard to read
+FILE_WIDTH = 140  # columns of a table that goes to a file or a pipe
+
+
+class ExitCode(IntEnum):
+    """The exit codes of ``perron``, for scripts."""
+
+    DONE = 0
+    ERROR = 1
+    USAGE = 2
+    FAILED = 3
+    BUG = 70
+    INTERRUPTED = 130
+
+
+EXIT_CODES = {
+    ExitCode.DONE: "done",
+    ExitCode.ERROR: "bad input, an unusable file, or not enough memory",
+    ExitCode.USAGE: "wrong usage: an unknown command or option, or a missing one",
+    ExitCode.FAILED: "done, but in part: runs of a study or nodes failed, or a claim's verdict is not the expected one",
+    ExitCode.BUG: "a bug in perron; --debug shows where",
+    ExitCode.INTERRUPTED: "interrupted; the same command resumes a study",
+}
 
 
 class Command(TyperCommand):
-    """A command whose help shows examples as examples."""
+    """A command whose help shows examples verbatim."""
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
-        """Help as text, for the terminal."""
         formatter.write(_rendered(_help(self, ctx)))
 
 
 class Group(TyperGroup):
-    """Commands under one name. Without one of them it shows what there is."""
+    """Commands under one name; called without a command, it lists them."""
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
-        """Help as text, for the terminal."""
         formatter.write(_rendered(_help(self, ctx)))
 
     def parse_args(self, ctx: Any, args: list[str]) -> Any:
-        """Show what there is, or go on."""
         if not args and not ctx.resilient_parsing:
             sys.stdout.write(_rendered(_overview(self, ctx)) if ctx.parent is None else f"{ctx.get_help()}\n")
             ctx.exit()
         return super().parse_args(ctx, args)
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        """The command of that name; an unknown one is refused with the nearest."""
         if not ctx.resilient_parsing and args[0] not in self.commands and not args[0].startswith("-"):
             ctx.fail(str(unknown(args[0], self.commands, "command")))
         return super().resolve_command(ctx, args)
 
 
 class App(typer.Typer):
-    """A group of commands with help as above."""
+    """A typer application with the help pages of this module."""
 
     def __init__(self, **options: Any) -> None:
         settings = {"help_option_names": ["--help", "-h"]}
         super().__init__(cls=Group, context_settings=settings, pretty_exceptions_enable=False, **options)
 
     def command(self, name: str | None = None, **options: Any) -> Callable[[Any], Any]:
-        """As typer's."""
         return super().command(name, **({"cls": Command} | options))
 
 
-def screen(room: int = ROOM) -> Console:
-    """Standard output, for tables: as wide as the terminal, or with room where it is none."""
+# ---- output
+
+
+def console(width: int = FILE_WIDTH) -> Console:
+    """Return standard output as a console: as wide as the terminal, or ``width`` columns where there is none."""
     from rich.console import Console
 
-    console = Console()
-    if not console.is_terminal:
-        console.width = room
-    return console
+    screen = Console()
+    if not screen.is_terminal:
+        screen.width = width
+    return screen
 
 
-def say(text: str) -> None:
-    """A line of news on standard error."""
+def print_lines(*lines: str) -> None:
+    """Print text to standard output, each line unwrapped and without markup."""
+    screen = console()
+    for line in lines:
+        screen.print(line, soft_wrap=True, markup=False, highlight=False)
+
+
+def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]], *, title: str | None = None) -> None:
+    """Print a table of plain text to standard output."""
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(*columns, title=title and Text(title))
+    for row in rows:
+        table.add_row(*map(Text, row))
+    console().print(table)
+
+
+def print_status(text: str) -> None:
+    """Print a line to standard error."""
     sys.stderr.write(f"{text}\n")
     sys.stderr.flush()
 
 
 def write_json(value: Any) -> None:
-    """One JSON document on standard output."""
+    """Print one JSON document to standard output."""
     sys.stdout.write(to_json(value))
 
 
@@ -101,7 +131,7 @@ def write_json(value: Any) -> None:
 
 
 def examples(text: str) -> list[str]:
-    """The commands in a help text.
+    """Return the commands in a help text.
 
     >>> examples("Draw it.\\n\\nperron graph ring --draw ring.png")
     ['perron graph ring --draw ring.png']
@@ -110,7 +140,7 @@ def examples(text: str) -> list[str]:
 
 
 def prose(text: str) -> list[str]:
-    """The paragraphs of a help text that are not examples."""
+    """Return the paragraphs of a help text that are not examples."""
     paragraphs = cleandoc(text).split("\n\n")
     return [" ".join(part.split()) for part in paragraphs if part and not part.startswith("perron ")]
 
@@ -118,72 +148,70 @@ def prose(text: str) -> list[str]:
 def _rendered(parts: Iterator[RenderableType]) -> str:
     from rich.console import Console
 
-    console = Console(highlight=False)
-    console.width = min(console.width, WIDEST)
-    with console.capture() as capture:
+    screen = Console(highlight=False)
+    screen.width = min(screen.width, HELP_WIDTH)
+    with screen.capture() as capture:
         for part in parts:
-            console.print(part, soft_wrap=getattr(part, "no_wrap", False) is True)  # examples stay whole, for copying
+            screen.print(part, soft_wrap=getattr(part, "no_wrap", False) is True)  # examples are not wrapped
     return capture.get()
 
 
 def _overview(group: Group, ctx: Any) -> Iterator[RenderableType]:
-    """What a newcomer sees first."""
+    """Yield the page of ``perron`` without a command."""
     from rich.text import Text
 
-    title, *more = prose(group.help or "")
-    yield Text.assemble("\n", (title, "bold"), "\n", *more, "\n")
+    title, *paragraphs = prose(group.help or "")
+    yield Text.assemble("\n", (title, "bold"), "\n", *paragraphs, "\n")
     yield from _examples(group.help or "", "Try first")
-    yield from _commands(group, ctx)
+    yield from _panels(_commands(group, ctx))
     yield Text.assemble("Help, with examples: ", ("perron COMMAND --help", "cyan"), "     Guides: ", (GUIDES, "cyan"))
 
 
 def _help(command: Command | Group, ctx: Any) -> Iterator[RenderableType]:
     from rich.text import Text
 
-    pieces = (
+    usage = (
         " ".join(command.collect_usage_pieces(ctx)).replace("{", "").replace("}", "")
-    )  # typer's for what is required
-    yield Text.assemble("\n", ("Usage: ", "yellow"), (f"{ctx.command_path} {pieces}", "bold"), "\n")
+    )  # typer's mark of the required
+    yield Text.assemble("\n", ("Usage: ", "yellow"), (f"{ctx.command_path} {usage}", "bold"), "\n")
     for paragraph in prose(command.help or ""):
         yield Text(paragraph + "\n")
     yield from _examples(command.help or "", "Try first" if ctx.parent is None else "Examples")
     if isinstance(command, Group):
-        yield from _commands(command, ctx)
-    yield from _parameters(command, ctx)
+        yield from _panels(_commands(command, ctx))
+    yield from _panels(_parameters(command, ctx))
     if ctx.parent is None:
-        yield _panel("Exit codes", [(Text(str(code), style="bold"), told) for code, told in EXIT_CODES.items()])
+        yield from _panels(("Exit codes", Text(str(code), style="bold"), text) for code, text in EXIT_CODES.items())
 
 
 def _examples(text: str, title: str) -> Iterator[RenderableType]:
     from rich.text import Text
 
-    if not (found := examples(text)):
-        return
-    yield Text(title, style="bold")
-    for line in found:
-        command, mark, remark = line.partition("  #")
-        yield Text.assemble("  ", (command, "cyan"), (mark + remark, "dim"), no_wrap=True)
-    yield Text("")
+    if lines := examples(text):
+        yield Text(title, style="bold")
+        for line in lines:
+            command, mark, remark = line.partition("  #")
+            yield Text.assemble("  ", (command, "cyan"), (mark + remark, "dim"), no_wrap=True)
+        yield Text("")
 
 
-def _commands(group: Group, ctx: Any) -> Iterator[RenderableType]:
-    panels: dict[str, list[tuple[Any, Any]]] = {}
-    shown = [(name, command) for name in group.list_commands(ctx) if (command := group.get_command(ctx, name))]
-    width = max((len(name) for name, _ in shown), default=0)
-    for name, command in shown:
+def _commands(group: Group, ctx: Any) -> Iterator[tuple[str, Any, Any]]:
+    """Yield the panel, name and summary of each command."""
+    from rich.text import Text
+
+    commands = {name: command for name in group.list_commands(ctx) if (command := group.get_command(ctx, name))}
+    width = max(map(len, commands), default=0)
+    for name, command in commands.items():
         if not command.hidden:
             panel = getattr(command, "rich_help_panel", None)
             title = panel if isinstance(panel, str) else "Commands"
-            panels.setdefault(title, []).append((_padded(name, width), prose(command.help or "")[0]))
-    for title, rows in panels.items():
-        yield _panel(title, rows)
+            yield title, Text(name.ljust(width), style="bold cyan"), prose(command.help or "")[0]
 
 
-def _parameters(command: Command | Group, ctx: Any) -> Iterator[RenderableType]:
-    """Arguments and options, by group."""
+def _parameters(command: Command | Group, ctx: Any) -> Iterator[tuple[str, Any, Any]]:
+    """Yield the panel, name and description of each argument and option."""
     from rich.text import Text
 
-    panels: dict[str, list[tuple[Any, Any]]] = {}
     parameters: list[Any] = command.get_params(ctx)
     for parameter in parameters:
         if getattr(parameter, "hidden", False) or (parameter.name == "help" and ctx.parent is not None):
@@ -194,27 +222,23 @@ def _parameters(command: Command | Group, ctx: Any) -> Iterator[RenderableType]:
         name = Text("" if argument else ", ".join(parameter.opts), style="cyan", no_wrap=True)
         if parameter.metavar:
             name.append(parameter.metavar if argument else f" {parameter.metavar}", style="yellow")
-        told, default = parameter.help or "", parameter.get_default(ctx, call=False)
+        text, default = parameter.help or "", parameter.get_default(ctx, call=False)
         if default is not None and default is not False and not callable(default):
-            told = f"{told.rstrip('.')} (default: {default})."
-        panels.setdefault(title, []).append((name, Text(told)))
-    for title, rows in panels.items():
-        yield _panel(title, rows)
+            text = f"{text.rstrip('.')} (default: {default})."
+        yield title, name, Text(text)
 
 
-def _padded(name: str, width: int) -> Any:
-    from rich.text import Text
-
-    return Text(name.ljust(width), style="bold cyan")
-
-
-def _panel(title: str, rows: list[tuple[Any, Any]]) -> RenderableType:
+def _panels(rows: Iterable[tuple[str, Any, Any]]) -> Iterator[RenderableType]:
+    """Yield a framed table for each title, of rows (title, name, description)."""
     from rich.panel import Panel
     from rich.table import Table
 
-    table = Table(show_header=False, box=None, expand=True, padding=(0, 2, 0, 0))
-    table.add_column(no_wrap=True)
-    table.add_column(ratio=1)
-    for row in rows:
-        table.add_row(*row)
-    return Panel(table, title=title, title_align="left", border_style="dim")
+    tables: dict[str, Table] = {}
+    for title, *cells in rows:
+        if title not in tables:
+            tables[title] = Table(show_header=False, box=None, expand=True, padding=(0, 2, 0, 0))
+            tables[title].add_column(no_wrap=True)
+            tables[title].add_column(ratio=1)
+        tables[title].add_row(*cells)
+    for title, table in tables.items():
+        yield Panel(table, title=title, title_align="left", border_style="dim")

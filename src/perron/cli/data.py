@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from perron.cli.app import OUTPUT, App, say, screen, write_json
-from perron.cli.options import Json, datasets
+from perron.cli import _names
+from perron.cli.app import OUTPUT, App, print_lines, print_status, print_table, write_json
+from perron.cli.options import Json, option
 
 app = App(
     help="""Find or fetch images to train networks with.
@@ -26,38 +26,31 @@ def list_datasets(as_json: Json = False) -> None:
 
     perron data list
     """
-    from perron.data import datasets as data
+    from perron.data import datasets
 
-    places = {"digits": "comes with perron"} | {name: str(data.find(name) or "") for name in data.TITLES}
-    titles = {"digits": "small digits"} | data.TITLES
+    places = {"digits": "comes with perron"} | {name: str(datasets.find(name) or "") for name in datasets.TITLES}
+    titles = {"digits": "small digits"} | datasets.TITLES
     if as_json:
         write_json([{"name": name, "title": titles[name], "folder": place or None} for name, place in places.items()])
         return
-    from rich.table import Table
-
-    table = Table("name", "dataset", "where it is, or how to get it")
-    for name, place in places.items():
-        table.add_row(name, titles[name], place or f"perron data fetch {name}")
-    screen().print(table, markup=False, highlight=False)
+    rows = ((name, titles[name], place or f"perron data fetch {name}") for name, place in places.items())
+    print_table(("name", "dataset", "location, or how to get it"), rows)
 
 
 @app.command()
 def fetch(
     name: Annotated[
-        str, typer.Argument(metavar="NAME", help="mnist, fashion_mnist or cifar10.", autocompletion=datasets)
+        str,
+        typer.Argument(
+            metavar="NAME", help="mnist, fashion_mnist or cifar10.", autocompletion=lambda: list(_names.DATASETS)
+        ),
     ],
     source: Annotated[
-        Path | None,
-        typer.Option("--from", metavar="DIR", help="Look here first: the official files, gzipped or not."),
+        Path | None, option("--from", "DIR", "Look here first: the official files, gzipped or not.")
     ] = None,
     to: Annotated[
         Path | None,
-        typer.Option(
-            "--to",
-            metavar="DIR",
-            help="Where they go (default: $PERRON_DATA/NAME or ~/.cache/perron/NAME).",
-            rich_help_panel=OUTPUT,
-        ),
+        option("--to", "DIR", "Where they go (default: $PERRON_DATA/NAME or ~/.cache/perron/NAME).", OUTPUT),
     ] = None,
     as_json: Json = False,
 ) -> None:
@@ -72,23 +65,16 @@ def fetch(
         if as_json:
             write_json({"name": name, "folder": None, "source": "perron", "new": False, "official": True})
         else:
-            sys.stdout.write("digits comes with perron; there is nothing to fetch.\n")
+            print_lines("digits comes with perron; there is nothing to fetch.")
         return
-    from perron.data import datasets as data
-    from perron.data.download import fetch as fetched
+    from perron.data import datasets
+    from perron.data.download import fetch as fetch_files
 
-    found = fetched(name, source=source, to=to, tell=say)
+    fetched = fetch_files(name, source=source, to=to, on_progress=print_status)
     if as_json:
-        write_json(
-            {
-                "name": name,
-                "folder": found.folder,
-                "source": found.source,
-                "new": found.new,
-                "official": found.official,
-            }
-        )
+        write_json({"name": name, **fetched._asdict()})
         return
-    text = f"{data.TITLES[name]} is in {found.folder}" + (f", from {found.source}." if found.new else " already.")
-    checked = "are the official ones" if found.official else "are not the official ones, but the files can be loaded"
-    sys.stdout.write(f"{text} Its checksums {checked}.\n")
+    text = f"{datasets.TITLES[name]} is in {fetched.folder}"
+    text += f", from {fetched.source}." if fetched.new else " already."
+    checked = "are the official ones" if fetched.official else "are not the official ones, but the files can be loaded"
+    print_lines(f"{text} Its checksums {checked}.")

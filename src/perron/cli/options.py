@@ -1,179 +1,128 @@
-"""Arguments and options that several commands take: the same name, meaning and help everywhere; with shell completion.
-
-Completion answers while somebody types, so that it must not import what is slow: names are read from the text of the modules
-that define them.
-"""
+"""Arguments and options that several commands share, so that they have the same name, meaning and help; shell completion."""
 
 from __future__ import annotations
 
 import json
 import os
-from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from perron.cli import _names
 from perron.cli.app import NETWORK, OUTPUT
 from perron.errors import PerronError
 
-PACKAGE = Path(__file__).parents[1]
-SHIPPED = PACKAGE / "studies" / "shipped"
-RULES = "random_integer, uniform, lazy, metropolis, balanced, spanning_trees, authors, or file for the file's own"
-READABLE = (".graphml", ".edges", ".csv", ".npz")
+SHIPPED = Path(__file__).parents[1] / "studies" / "shipped"
+READABLE = (".graphml", ".edges", ".csv", ".npz")  # files that hold a network
 
 
 # ---- completion
 
 
-def names_in(file: str, variable: str) -> list[str]:
-    """The keys of a dictionary in one of perron's files, which are texts, or names of functions; without importing it."""
-    import ast
-
-    for node in ast.parse((PACKAGE / file).read_text(encoding="utf-8")).body:
-        targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
-        if not any(isinstance(target, ast.Name) and target.id == variable for target in targets):
-            continue
-        value: Any = getattr(node, "value", None)
-        if isinstance(value, ast.Dict):
-            return [key.value for key in value.keys if isinstance(key, ast.Constant) and isinstance(key.value, str)]
-        if isinstance(value, ast.DictComp) and isinstance(listed := value.generators[0].iter, ast.Tuple):
-            return [entry.id for entry in listed.elts if isinstance(entry, ast.Name)]
-    return []
+def complete_networks(incomplete: str) -> list[str]:
+    """Return topologies, and files that may hold a network."""
+    return [*_names.TOPOLOGIES, *complete_files(incomplete, READABLE)]
 
 
-def topologies(incomplete: str) -> list[str]:
-    """Topologies, and files that hold a network."""
-    return [*names_in("networks/topologies.py", "NAMES"), *files(incomplete, READABLE)]
+def complete_studies(incomplete: str) -> list[str]:
+    """Return the studies that come with perron, and study files."""
+    return [*shipped_studies(), *complete_files(incomplete, (".toml",))]
 
 
-def weight_rules() -> list[str]:
-    """Weight rules."""
-    return [*names_in("networks/mixing.py", "RULES"), "authors", "file"]
-
-
-def algorithms() -> list[str]:
-    """Algorithms."""
-    return names_in("algorithms/__init__.py", "ALGORITHMS")
-
-
-def goals() -> list[str]:
-    """Goals of a design."""
-    return names_in("design/designer.py", "GOALS")
-
-
-def problems() -> list[str]:
-    """Kinds of problems."""
-    return names_in("studies/run.py", "PROBLEMS")
-
-
-def datasets() -> list[str]:
-    """Datasets that can be fetched."""
-    return names_in("data/download.py", "MD5")
+def complete_files(incomplete: str, suffixes: tuple[str, ...]) -> list[str]:
+    """Return the files with these suffixes, and the directories, in the directory typed so far."""
+    folder = incomplete.rpartition("/")[0] + "/" if "/" in incomplete else ""
+    try:
+        paths = sorted(Path(folder or ".").iterdir())
+    except OSError:
+        return []
+    shown = [path for path in paths if path.suffix in suffixes or (path.is_dir() and not path.name.startswith("."))]
+    return [f"{folder}{path.name}" + ("/" if path.is_dir() else "") for path in shown]
 
 
 def shipped_studies() -> list[str]:
-    """Studies that come with perron."""
+    """Return the names of the studies that come with perron."""
     return [path.stem for path in sorted(SHIPPED.glob("*.toml"))]
-
-
-def studies(incomplete: str) -> list[str]:
-    """Studies that come with perron, and study files."""
-    return [*shipped_studies(), *files(incomplete, (".toml",))]
-
-
-def files(incomplete: str, suffixes: tuple[str, ...]) -> list[str]:
-    """Files with these suffixes, and directories, that begin with what was typed."""
-    folder = incomplete.rpartition("/")[0] + "/" if "/" in incomplete else ""
-    try:
-        found = sorted(Path(folder or ".").iterdir())
-    except OSError:
-        return []
-    shown = [path for path in found if path.suffix in suffixes or (path.is_dir() and not path.name.startswith("."))]
-    return [f"{folder}{path.name}" + ("/" if path.is_dir() else "") for path in shown]
 
 
 # ---- arguments and options
 
 
+def option(
+    names: str, metavar: str, text: str, panel: str | None = None, choices: tuple[str, ...] = (), **settings: Any
+) -> Any:
+    """Return an option with a value.
+
+    Args:
+        names: its names, as ``--nodes -n``.
+        metavar, text: the name of its value in the help, and its description.
+        panel: the group of options that it belongs to.
+        choices: names that shell completion offers.
+        settings: of `typer.Option`, as ``min``.
+    """
+    if choices:
+        settings["autocompletion"] = lambda: list(choices)
+    return typer.Option(*names.split(), metavar=metavar, help=text, rich_help_panel=panel, **settings)
+
+
+def flag(name: str, text: str, panel: str | None = None) -> Any:
+    """Return an option without a value."""
+    return typer.Option(name, help=text, rich_help_panel=panel)
+
+
 def weights_option(default: str) -> Any:
-    """--weights, with the default that a command has for networks without weights of their own."""
-    told = f"Weight rule: {RULES} (default: the file's own, otherwise {default})."
-    return typer.Option("--weights", metavar="RULE", help=told, rich_help_panel=NETWORK, autocompletion=weight_rules)
+    """Return --weights, with the command's default for networks without weights of their own."""
+    rules = (*_names.WEIGHT_RULES, "authors")
+    text = (
+        f"Weight rule: {', '.join(rules)}, or file for the file's own (default: the file's own, otherwise {default})."
+    )
+    return option("--weights", "RULE", text, NETWORK, choices=(*rules, "file"))
 
 
-def out_option(told: str, metavar: str = "FILE") -> Any:
-    """--out, where results are written."""
-    return typer.Option("--out", metavar=metavar, help=told, rich_help_panel=OUTPUT)
+def out_option(text: str, metavar: str = "FILE") -> Any:
+    """Return --out."""
+    return option("--out", metavar, text, OUTPUT)
 
 
-def number_option(name: str, metavar: str, told: str, **limits: Any) -> Any:
-    """A number."""
-    return typer.Option(f"--{name}", metavar=metavar, help=told, **limits)
+def network_argument() -> Any:
+    """Return the argument that names a network."""
+    text = f"A topology (see perron graph --list), or a file: {', '.join(READABLE[:-1])} or {READABLE[-1]}."
+    return typer.Argument(metavar="NAME|FILE", help=text, autocompletion=complete_networks)
 
 
-NETWORK_HELP = f"A topology (see perron graph --list), or a file: {', '.join(READABLE[:-1])} or {READABLE[-1]}."
-_network = partial(typer.Argument, metavar="NAME|FILE", help=NETWORK_HELP, autocompletion=topologies)
-Network = Annotated[str, _network()]
-MaybeNetwork = Annotated[str | None, _network()]
-Nodes = Annotated[
-    int | None,
-    typer.Option(
-        "--nodes", "-n", metavar="N", help="Nodes of a named topology (default: 16).", rich_help_panel=NETWORK
-    ),
-]
+def study_argument() -> Any:
+    """Return the argument that names a study."""
+    text = "A study that comes with perron (see perron study list), or a .toml file."
+    return typer.Argument(metavar="NAME|FILE", help=text, autocompletion=complete_studies)
+
+
+Network = Annotated[str, network_argument()]
+Nodes = Annotated[int | None, option("--nodes -n", "N", "Nodes of a named topology (default: 16).", NETWORK)]
 Weights = Annotated[str | None, weights_option("random_integer")]
-Seed = Annotated[
-    int | None,
-    typer.Option(
-        "--seed", metavar="SEED", help="Seed of random topologies and weights (default: 0).", rich_help_panel=NETWORK
-    ),
-]
+Seed = Annotated[int | None, option("--seed", "SEED", "Seed of random topologies and weights (default: 0).", NETWORK)]
 Options = Annotated[
     list[str] | None,
-    typer.Option(
-        "--set",
-        metavar="KEY=VALUE",
-        help="An option of the topology, as probability=0.5; repeatable.",
-        rich_help_panel=NETWORK,
-    ),
+    option("--set", "KEY=VALUE", "An option of the topology, as probability=0.5; repeatable.", NETWORK),
 ]
 Push = Annotated[
-    Path | None,
-    typer.Option(
-        "--push",
-        metavar="FILE",
-        help="The push matrix, if NAME|FILE is the pull matrix alone.",
-        rich_help_panel=NETWORK,
-    ),
+    Path | None, option("--push", "FILE", "The push matrix, if NAME|FILE is the pull matrix alone.", NETWORK)
 ]
-SearchSeed = Annotated[int, number_option("seed", "SEED", "Seed of the search.", min=0)]
-StudyName = Annotated[
-    str,
-    typer.Argument(
-        metavar="NAME|FILE",
-        help="A study that comes with perron (see perron study list), or a .toml file.",
-        autocompletion=studies,
-    ),
-]
+SearchSeed = Annotated[int, option("--seed", "SEED", "Seed of the search.", min=0)]
+StudyName = Annotated[str, study_argument()]
 Changes = Annotated[
     list[str] | None,
-    typer.Option(
-        "--set",
-        metavar="KEY=VALUE",
-        help="Change a key of the study, as lr=0.01, nodes=[4,8] or problem.batch=50; repeatable.",
-    ),
+    option("--set", "KEY=VALUE", "Change a key of the study, as lr=0.01, nodes=[4,8] or problem.batch=50; repeatable."),
 ]
 Folder = Annotated[Path, typer.Argument(metavar="DIR", help="The directory of a study that was run.")]
 Workers = Annotated[
-    int | None,
-    number_option("workers", "N", "At most N runs at a time (default: one for each core; on a cluster, all).", min=1),
+    int | None, option("--workers", "N", "At most N runs at a time (default: one per core; on a cluster, all).", min=1)
 ]
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON document, for programs.", rich_help_panel=OUTPUT)]
+Json = Annotated[bool, flag("--json", "Print one JSON document, for programs.", OUTPUT)]
 
 
-def writable(out: Path | None, *suffixes: str) -> None:
-    """Refuse, before hours of work, a place where nothing can be written."""
+def check_writable(out: Path | None, *suffixes: str) -> None:
+    """Refuse a file that cannot be written, before hours of work."""
     if out is None:
         return
     if suffixes and out.suffix.lower() not in suffixes:
@@ -184,10 +133,10 @@ def writable(out: Path | None, *suffixes: str) -> None:
         raise PerronError(f"Cannot write to {out}; choose another file.")
 
 
-def parsed(pairs: list[str]) -> dict[str, Any]:
-    """The options given as KEY=NUMBER."""
+def parse_numbers(pairs: list[str] | None) -> dict[str, Any]:
+    """Return the options given as KEY=NUMBER."""
     options = {}
-    for pair in pairs:
+    for pair in pairs or []:
         key, equals, value = pair.partition("=")
         try:
             options[key] = json.loads(value)

@@ -8,8 +8,8 @@ from typing import Annotated
 
 import typer
 
-from perron.cli.app import OUTPUT, screen
-from perron.cli.options import out_option
+from perron.cli.app import OUTPUT, print_lines
+from perron.cli.options import flag, out_option
 
 
 def report(
@@ -17,11 +17,11 @@ def report(
     out: Annotated[
         Path | None, out_option("Where to write it (default: DIR/report.html; of several studies, ./report.html).")
     ] = None,
-    show: Annotated[bool, typer.Option("--open", help="Open it in the browser.", rich_help_panel=OUTPUT)] = False,
+    show: Annotated[bool, flag("--open", "Open it in the browser.", OUTPUT)] = False,
 ) -> None:
     """Make one HTML page about studies, to explore in a browser.
 
-    It needs no network: what was run, the networks, the curves, what they mean and the data are all in the file.
+    The file is self-contained: the study, its networks, curves, conclusions and data.
 
     perron report results/demo --open
     perron report results/* --out all.html
@@ -29,8 +29,6 @@ def report(
     from perron.report import write
 
     path = write(folders, out or (folders[0] / "report.html" if len(folders) == 1 else Path("report.html")))
-    size = path.stat().st_size / 1e6
-    line = f"Report: {path} ({size:.1f} MB; opens in any browser)"
-    screen().print(line, soft_wrap=True, markup=False, highlight=False)
+    print_lines(f"Report: {path} ({path.stat().st_size / 1e6:.1f} MB; opens in any browser)")
     if show:
         webbrowser.open(path.resolve().as_uri())

@@ -1,4 +1,4 @@
-"""``perron watch``: a study or a training that is under way, live in the terminal."""
+"""``perron watch``: the progress of a study or a training, live in the terminal."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from perron.cli import study as study_cli
+from perron.cli import study
 from perron.cli.app import OUTPUT, write_json
-from perron.cli.options import Json
+from perron.cli.options import Json, flag, option
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from perron.monitor.dashboard import Watch
+    from perron.monitor.dashboard import Dashboard
 
 REFRESH = 1.0  # seconds between two frames
-LINES = 30  # of a frame where there is no terminal
+LINES = 30  # of a frame that does not go to a terminal
 
 
 def watch(
@@ -29,52 +29,51 @@ def watch(
         Path, typer.Argument(metavar="DIR", help="The directory of a study, or of a training with perron.Log.")
     ],
     metric: Annotated[
-        str | None, typer.Option("--metric", metavar="NAME", help="What to draw (default: a loss, or grad_norm_sq).")
+        str | None, option("--metric", "NAME", "The metric to draw (default: a loss, or grad_norm_sq).")
     ] = None,
-    once: Annotated[bool, typer.Option("--once", help="Print one frame and stop.", rich_help_panel=OUTPUT)] = False,
+    once: Annotated[bool, flag("--once", "Print one frame and stop.", OUTPUT)] = False,
     as_json: Json = False,
 ) -> None:
     """Watch a study or a training live: curves, progress, time left.
 
-    It ends when that ends; q or Ctrl-C quits.
+    It stops when the study or training does; q or Ctrl-C quits.
 
     perron watch results/my-study
     perron watch results/my-training --metric accuracy
     perron watch results/my-study --json
     """
-    from perron.monitor.dashboard import Watch
-    from perron.monitor.status import StudyFolder, opened
+    from perron.monitor.dashboard import Dashboard
+    from perron.monitor.status import StudyFolder, open_folder
 
-    view = Watch(opened(folder), metric)
+    dashboard = Dashboard(open_folder(folder), metric)
     if as_json:
-        write_json(view.record())
+        write_json(dashboard.to_dict())
         return
     from rich.console import Console
 
-    console = Console()
-    followed = not once and console.is_terminal and view.folder.running
-    if followed:
-        if not _follow(view, console):
+    screen = Console()
+    live = not once and screen.is_terminal and dashboard.folder.running
+    if live:
+        if not _follow(dashboard, screen):
             return
-    elif not once and view.folder.running:  # a log, not a terminal: nobody can press a key
-        console.print("This is no terminal: one frame.", style="dim")
-    lines = console.height - 1 if console.is_terminal else LINES
-    console.print(view.frame(console.width, lines))
-    if followed and isinstance(view.folder, StudyFolder) and view.folder.ended:
-        study_cli.show(folder)
+    elif not once and dashboard.folder.running:
+        screen.print("Not a terminal: one frame.", style="dim")
+    screen.print(dashboard.render(screen.width, screen.height - 1 if screen.is_terminal else LINES))
+    if live and isinstance(dashboard.folder, StudyFolder) and dashboard.folder.ended:
+        study.show(folder)
 
 
-def _follow(view: Watch, console: Console) -> bool:
-    """Frame after frame until it ends; False if the person at the terminal wants no more."""
+def _follow(dashboard: Dashboard, screen: Console) -> bool:
+    """Show frame after frame until the end; return False if the user quits."""
     from rich.live import Live
 
-    with _keys() as pressed, Live(console=console, screen=True, auto_refresh=False) as live:
+    with _keys() as pressed, Live(console=screen, screen=True, auto_refresh=False) as live:
         try:
-            while view.folder.running:
-                live.update(view.frame(console.width, console.height), refresh=True)
+            while dashboard.folder.running:
+                live.update(dashboard.render(screen.width, screen.height), refresh=True)
                 if pressed(REFRESH):
                     return False
-                view.look()
+                dashboard.refresh()
         except KeyboardInterrupt:
             return False
     return True
@@ -82,7 +81,7 @@ def _follow(view: Watch, console: Console) -> bool:
 
 @contextmanager
 def _keys() -> Iterator[Callable[[float], bool]]:
-    """A function that waits some seconds for the key q."""
+    """Yield a function that waits some seconds and returns whether q was pressed."""
     import termios
     import time
     import tty

@@ -1,7 +1,7 @@
-"""Augmentation of batches of images. What is random is given in, so that `perron.random` makes it the same everywhere.
+"""Augmentation of batches of images. The random numbers are an argument, so that `perron.random` can reproduce them.
 
-Crop and flip only move pixels, of any range. Rotation, jitter and grayscale compute in float: they take floats in
-[0, 1] and return such, or take uint8 and round back to it. So augment first, normalise afterwards.
+Crop and flip only move pixels, of any range. Rotation, jitter and grayscale compute in floating point: they map floats in
+[0, 1] to such, or take uint8 and round back to it. So augment first and normalize afterwards.
 """
 
 from __future__ import annotations
@@ -16,22 +16,22 @@ from torch.nn.functional import grid_sample, pad
 
 from perron.errors import PerronError
 
-RED, GREEN, BLUE = 0.299, 0.587, 0.114  # shares of the luminance, ITU-R BT.601, as torchvision and PIL have them
+RED, GREEN, BLUE = 0.299, 0.587, 0.114  # shares of the luminance, ITU-R BT.601, as in torchvision and PIL
 
 
 @dataclass(frozen=True, kw_only=True)
 class Augmentation:
-    """Random changes of images that leave their labels right, done in the order of the options.
+    """Random changes of images that keep their labels valid, applied in the order of the options.
 
     Args:
-        crop: a window of the image's own size at a random place of the image with so many pixels of zeros around it.
+        crop: the image is padded with this many pixels of zeros, and a window of its own size is cut at a random place.
         flip: half of the images are mirrored, left to right.
-        rotation: by an angle uniform in +- so many degrees, about the centre; bilinear, with zeros from outside.
+        rotation: by an angle uniform in +- this many degrees, about the center; bilinear, with zeros from outside.
         jitter: brightness, then contrast, then saturation times a factor uniform in [1 - jitter, 1 + jitter].
-        grayscale: the probability that an image loses its colours.
+        grayscale: the probability that an image loses its colors.
 
-    Images with one channel have no colours: there, saturation and grayscale do nothing. Where all numbers are 1/2, an
-    image stays what it is (unless grayscale is above 1/2).
+    Saturation and grayscale do not change images with one channel. If all random numbers are 1/2, an image stays the same
+    (unless grayscale is above 1/2).
 
     >>> from perron.random import Keyed
     >>> augment, images = Augmentation(crop=4), torch.zeros(32, 3, 32, 32, dtype=torch.uint8)
@@ -57,11 +57,11 @@ class Augmentation:
 
     @property
     def numbers(self) -> int:
-        """Uniform numbers for each image: 2 for crop, 1 for flip, 1 for rotation, 3 for jitter, 1 for grayscale."""
+        """How many uniform numbers an image needs: 2 for crop, 1 for flip, 1 for rotation, 3 for jitter, 1 for grayscale."""
         return 2 * (self.crop > 0) + self.flip + (self.rotation > 0) + 3 * (self.jitter > 0) + (self.grayscale > 0)
 
     def __call__(self, images: Tensor, uniform: Tensor) -> Tensor:
-        """Images ``(batch, channels, height, width)``, changed as ``uniform``, ``(batch, numbers)``, says."""
+        """Return images ``(batch, channels, height, width)``, changed by random numbers ``uniform`` ``(batch, numbers)``."""
         self._check(images, uniform)
         columns = iter(uniform.unbind(1))
         if self.crop or self.flip:
@@ -98,17 +98,17 @@ class Augmentation:
             if not 0 <= low <= high <= 1:
                 raise PerronError(
                     "Rotation, jitter and grayscale take floats in [0, 1]; "
-                    f"got {low:.3g} to {high:.3g}. Normalise after augmenting, not before."
+                    f"got {low:.3g} to {high:.3g}. Normalize after augmenting, not before."
                 )
 
     def _moved(self, images: Tensor, columns: Iterator[Tensor]) -> Tensor:
-        """Cropped, then flipped: all of it is one index into the pixels of the padded image, the same for all channels.
+        """Crop, then flip, by one index into the pixels of the padded image, the same for all channels.
 
-        One `gather` takes half as long as windows (`unfold`), a fifth of an index by rows and columns.
+        One `gather` takes half the time of windows (`unfold`), a fifth of an index by rows and columns.
         """
         batch, channels, height, width = images.shape
         rows, places = (torch.arange(side, device=images.device).expand(batch, -1) for side in (height, width))
-        most = 2 * self.crop  # the last of the places where the window can be
+        most = 2 * self.crop  # the last place of the window
         top, left = ((next(columns) * (most + 1)).long().clamp_(max=most)[:, None] if most else 0 for _ in range(2))
         if self.flip:
             places = torch.where(next(columns)[:, None] < 0.5, width - 1 - places, places)
@@ -118,15 +118,15 @@ class Augmentation:
 
 
 def _each(numbers: Tensor, images: Tensor) -> Tensor:
-    """A number for each image, to compute with all of its pixels."""
+    """Return one number per image, in a shape that broadcasts over its pixels."""
     return numbers.to(images.dtype)[:, None, None, None]
 
 
 def _rotated(images: Tensor, angle: Tensor) -> Tensor:
-    """Each image turned counter-clockwise by its angle (rows count downwards)."""
+    """Rotate each image counter-clockwise by its angle (rows count downwards)."""
     height, width = images.shape[2:]
     cosine, sine = (part.to(images.dtype)[:, None, None] for part in (angle.cos(), angle.sin()))
-    y, x = (torch.arange(side, device=images.device) - (side - 1) / 2 for side in (height, width))  # from the centre
+    y, x = (torch.arange(side, device=images.device) - (side - 1) / 2 for side in (height, width))  # from the center
     across = (cosine * x - sine * y[:, None]) * (2 / width)  # where each pixel comes from: -1 and 1 are the borders
     down = (sine * x + cosine * y[:, None]) * (2 / height)
     grid = torch.stack([across, down], -1).to(images.dtype)
@@ -134,13 +134,13 @@ def _rotated(images: Tensor, angle: Tensor) -> Tensor:
 
 
 def _luminance(images: Tensor) -> Tensor:
-    """How bright each pixel is, as one channel."""
+    """Return the brightness of each pixel, as one channel."""
     if images.shape[1] == 1:
         return images
     return RED * images[:, :1] + GREEN * images[:, 1:2] + BLUE * images[:, 2:]
 
 
-# The paper's authors rotate, jitter colours and make some images gray in their code; how strongly is our choice here.
+# The code of the paper's authors rotates, jitters colors and makes some images gray; how strongly is our choice.
 PRESETS: dict[str, Augmentation | None] = {
     "none": None,
     "standard": Augmentation(),

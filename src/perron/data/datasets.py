@@ -1,9 +1,9 @@
-"""Datasets of images, read from their official files (`fetch.py` gets them). Nothing is downloaded here, nothing is unpickled.
+"""Datasets of images, read from their official files (`perron.data.download` gets them); nothing is unpickled.
 
 `digits` comes with perron: 1,797 handwritten digits of 8 x 8 pixels, the test set of the UCI data set "Optical Recognition
-of Handwritten Digits" (E. Alpaydin, C. Kaynak 1998, CC BY 4.0), as scikit-learn has it. MNIST and Fashion-MNIST are read from the
-four idx files, gzipped or not, in a directory that is given, or in ``$PERRON_DATA/mnist``, or in ``~/.cache/perron/mnist``;
-CIFAR-10 from the six files of its binary version, likewise, in ``cifar10`` or in ``cifar-10-batches-bin`` within.
+of Handwritten Digits" (E. Alpaydin, C. Kaynak 1998, CC BY 4.0), as in scikit-learn. MNIST and Fashion-MNIST are read from their
+four idx files, gzipped or not, in a given directory, in ``$PERRON_DATA/mnist``, or in ``~/.cache/perron/mnist``; CIFAR-10
+from the six files of its binary version, in ``cifar10`` or its subdirectory ``cifar-10-batches-bin``.
 """
 
 from __future__ import annotations
@@ -21,14 +21,13 @@ from torch import Tensor
 from perron._registry import unknown
 from perron.errors import FileError
 
-IDX = {"mnist": "MNIST", "fashion_mnist": "Fashion-MNIST"}
 FILES = ("train-images-idx3-ubyte", "train-labels-idx1-ubyte", "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte")
 CIFAR = (*(f"data_batch_{number}.bin" for number in range(1, 6)), "test_batch.bin")
-FOLDER = "cifar-10-batches-bin"  # into which CIFAR-10's archive unpacks
-PICTURE = (3, 32, 32)  # of CIFAR-10: the planes red, green and blue
-RECORDS = 10_000  # in each of CIFAR-10's files
-TITLES = IDX | {"cifar10": "CIFAR-10"}
-TESTED = 297  # of the digits that come with perron
+FOLDER = "cifar-10-batches-bin"  # in CIFAR-10's archive
+SHAPE = (3, 32, 32)  # of an image of CIFAR-10: red, green and blue
+RECORDS = 10_000  # per file of CIFAR-10
+TITLES = {"mnist": "MNIST", "fashion_mnist": "Fashion-MNIST", "cifar10": "CIFAR-10"}
+TESTED = 297  # test samples of the digits
 
 
 class Images(NamedTuple):
@@ -41,7 +40,7 @@ class Images(NamedTuple):
 
 
 def load(name: str, folder: str | Path | None = None) -> Images:
-    """A dataset by name: ``digits``, ``mnist``, ``fashion_mnist`` or ``cifar10``."""
+    """Load a dataset by name: ``digits``, ``mnist``, ``fashion_mnist`` or ``cifar10``."""
     if name == "digits":
         return digits()
     if name not in TITLES:
@@ -53,32 +52,31 @@ def load(name: str, folder: str | Path | None = None) -> Images:
         images, labels = (torch.cat(parts) for parts in zip(*(_cifar(where / file) for file in CIFAR), strict=True))
         return Images(images[:-RECORDS], labels[:-RECORDS], images[-RECORDS:], labels[-RECORDS:])
     images, labels, test_images, test_labels = (_idx(where, file) for file in FILES)
-    for pixels, classes, what in ((images, labels, "training"), (test_images, test_labels, "test")):
+    for pixels, classes, kind in ((images, labels, "training"), (test_images, test_labels, "test")):
         if pixels.ndim != 3 or classes.ndim != 1 or len(pixels) != len(classes):
-            raise FileError(f"{where}: {pixels.shape} {what} images do not go with {classes.shape} labels.")
+            raise FileError(f"{where}: {pixels.shape} {kind} images do not match {classes.shape} labels.")
     return Images(images[:, None], labels, test_images[:, None], test_labels)
 
 
 def find(name: str, folder: str | Path | None = None) -> Path | None:
-    """The directory that holds all files of a dataset, or None."""
+    """Return the directory that holds all files of a dataset, or None."""
     return next((place for place in _places(name, folder) if not missing(name, place)), None)
 
 
 def cache(name: str) -> Path:
-    """Where a dataset is kept: in ``$PERRON_DATA``, or in ``~/.cache/perron`` if that is not set or empty."""
-    named = os.environ.get("PERRON_DATA")
-    return (Path(named) if named else Path.home() / ".cache" / "perron") / name
+    """Return the directory for a dataset: in ``$PERRON_DATA``, or in ``~/.cache/perron`` if that is not set or empty."""
+    root = os.environ.get("PERRON_DATA")
+    return (Path(root) if root else Path.home() / ".cache" / "perron") / name
 
 
 def missing(name: str, place: Path) -> list[str]:
-    """The files of a dataset that a directory lacks."""
-    if name == "cifar10":
-        return [file for file in CIFAR if not (place / file).exists()]
-    return [file for file in FILES if not ((place / file).exists() or (place / f"{file}.gz").exists())]
+    """Return the files of a dataset that a directory lacks."""
+    suffixes = ("",) if name == "cifar10" else ("", ".gz")
+    return [file for file in _files(name) if not any((place / f"{file}{suffix}").exists() for suffix in suffixes)]
 
 
 def digits() -> Images:
-    """The small digits that come with perron, in a fixed random order; pixels 0 .. 255, 297 of them for testing."""
+    """Load the small digits that come with perron, in a fixed random order; pixels 0 .. 255, 297 of them for testing."""
     with np.load(Path(__file__).parent / "digits.npz", allow_pickle=False) as content:
         images = torch.from_numpy(content["images"].astype(np.int64) * 255 // 16).to(torch.uint8)[:, None]
         labels = torch.from_numpy(content["labels"])
@@ -87,46 +85,48 @@ def digits() -> Images:
     return Images(images[:-TESTED], labels[:-TESTED], images[-TESTED:], labels[-TESTED:])
 
 
+def _files(name: str) -> tuple[str, ...]:
+    return CIFAR if name == "cifar10" else FILES
+
+
 def _places(name: str, folder: str | Path | None) -> list[Path]:
-    """Where to look for a dataset, in this order."""
-    if folder is not None:
-        places = [Path(folder)]
-    else:
-        places = list(dict.fromkeys([cache(name), Path.home() / ".cache" / "perron" / name]))
+    """Return the directories to search, in this order."""
+    default = dict.fromkeys([cache(name), Path.home() / ".cache" / "perron" / name])
+    places = list(default) if folder is None else [Path(folder)]
     return [each for place in places for each in (place, place / FOLDER)] if name == "cifar10" else places
 
 
 def _not_found(name: str, folder: str | Path | None) -> str:
-    """Which files are missing where some are there, or else what to put where."""
-    places, files = _places(name, folder), CIFAR if name == "cifar10" else FILES
+    """Return the error message: the missing files if some are there, otherwise which files to put where."""
+    places, files = _places(name, folder), _files(name)
     remedy = f"perron data fetch {name}{'' if folder is None else f' --to {folder}'}"
     for place in places:
         if len(lacking := missing(name, place)) < len(files):
             return f"{TITLES[name]} is not complete: {place} has no {', '.join(lacking)}. To get it: {remedy}"
     return (
-        f"{TITLES[name]} was not found; looked in {', '.join(map(str, places))}. To get it: {remedy}; or put its files "
+        f"{TITLES[name]} was not found; searched {', '.join(map(str, places))}. To get it: {remedy}; or put its files "
         f"{', '.join(files)}{'' if name == 'cifar10' else ' (.gz or not)'} into one of them, or set PERRON_DATA."
     )
 
 
 def _cifar(path: Path) -> tuple[Tensor, Tensor]:
-    """A file of CIFAR-10: 10,000 records of a byte for the label and 3 x 32 x 32 for the picture."""
-    size = 1 + int(np.prod(PICTURE))
+    """Read a file of CIFAR-10: 10,000 records of one byte for the label and 3 x 32 x 32 for the image."""
+    size = 1 + int(np.prod(SHAPE))
     try:
         raw = path.read_bytes()
     except OSError as error:
         raise FileError(f"{path} cannot be read: {error}.") from None
     if len(raw) != RECORDS * size:
-        what = "was cut short" if len(raw) < RECORDS * size else "is too long"
-        raise FileError(f"{path} {what}: {len(raw):,} bytes instead of {RECORDS * size:,}.")
+        problem = "is truncated" if len(raw) < RECORDS * size else "is too long"
+        raise FileError(f"{path} {problem}: {len(raw):,} bytes instead of {RECORDS * size:,}.")
     records = torch.frombuffer(bytearray(raw), dtype=torch.uint8).view(RECORDS, size)
     if (largest := int(records[:, 0].max())) > 9:
         raise FileError(f"{path} is not a file of CIFAR-10: it has the label {largest}, beyond 0 .. 9.")
-    return records[:, 1:].reshape(RECORDS, *PICTURE), records[:, 0].clone()
+    return records[:, 1:].reshape(RECORDS, *SHAPE), records[:, 0].clone()
 
 
 def _idx(folder: Path, file: str) -> Tensor:
-    """An idx file of bytes: two zeros, the type 8, the number of axes, their lengths as big-endian 32-bit numbers, the bytes."""
+    """Read an idx file of bytes: two zeros, the type 8, the number of axes, their lengths (big-endian, 32 bits), the bytes."""
     path = folder / file if (folder / file).exists() else folder / f"{file}.gz"
     try:
         raw = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
@@ -139,6 +139,6 @@ def _idx(folder: Path, file: str) -> Tensor:
     body = np.frombuffer(raw, np.uint8, offset=4 + 4 * axes)
     if len(body) != int(np.prod(shape)):
         raise FileError(
-            f"{path} was cut short: {len(body):,} bytes instead of {int(np.prod(shape)):,} for shape {shape}."
+            f"{path} is truncated: {len(body):,} bytes instead of {int(np.prod(shape)):,} for shape {shape}."
         )
     return torch.from_numpy(body.reshape(shape).copy())

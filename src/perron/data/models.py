@@ -1,6 +1,6 @@
-"""Networks by name, for images: a multilayer perceptron, a small convolutional network, ResNet-18 as CIFAR-10 has it.
+"""Neural networks for images, by name: a multilayer perceptron, a small convolutional network, ResNet-18 for CIFAR-10.
 
-Weights start as torch's layers start them, from torch's own generator: call `torch.manual_seed` before, if it matters.
+Weights are initialized by torch's layers, from torch's global generator: call `torch.manual_seed` first for reproducible ones.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def convnet(channels: int, classes: int, *, width: int = 16) -> nn.Sequential:
 
 
 def resnet18(channels: int, classes: int, *, width: int = 64) -> nn.Sequential:
-    """ResNet-18 as CIFAR-10 has it: a stem of 3 x 3 without pooling, then stages of ``width`` times 1, 2, 4, 8.
+    """ResNet-18 in its variant for CIFAR-10: a stem of 3 x 3 without pooling, then stages of ``width`` times 1, 2, 4, 8.
 
     He, Zhang, Ren, Sun: Deep Residual Learning for Image Recognition (2016).
     """
@@ -57,7 +57,7 @@ def resnet18(channels: int, classes: int, *, width: int = 64) -> nn.Sequential:
 
 
 class BasicBlock(nn.Module):
-    """Two convolutions and a way around them, which is a projection where the shape changes."""
+    """Two convolutions and a shortcut around them, which is a projection where the shape changes."""
 
     def __init__(self, channels: int, wide: int, *, stride: int = 1) -> None:
         super().__init__()
@@ -67,7 +67,6 @@ class BasicBlock(nn.Module):
         self.around = _convolution(channels, wide, 1, stride) if changes else nn.Identity()
 
     def forward(self, x: Tensor) -> Tensor:
-        """``relu(second(relu(first(x))) + around(x))``."""
         return relu(self.second(relu(self.first(x))) + self.around(x))
 
 
@@ -75,7 +74,7 @@ MODELS: dict[str, Callable[..., nn.Module]] = {"mlp": mlp, "convnet": convnet, "
 
 
 def build(name: str, shape: tuple[int, int, int], classes: int, **options: Any) -> nn.Module:
-    """A network by name, for images of a shape ``(channels, height, width)``, with the options of its function.
+    """Build a network by name, for images of shape ``(channels, height, width)``, with the options of its function.
 
     >>> build("mlp", (1, 8, 8), 10, hidden=[32])
     Sequential(
@@ -98,7 +97,7 @@ def build(name: str, shape: tuple[int, int, int], classes: int, **options: Any) 
 
 
 def _convolution(channels: int, wide: int, size: int, stride: int) -> nn.Sequential:
-    """A convolution and BatchNorm, whose shift makes a bias superfluous."""
+    """Return a convolution and BatchNorm, whose shift makes a bias superfluous."""
     return nn.Sequential(nn.Conv2d(channels, wide, size, stride, size // 2, bias=False), nn.BatchNorm2d(wide))
 
 

@@ -1,4 +1,4 @@
-"""Who holds which samples: indices for each node, every sample exactly once, the same for the same seed."""
+"""Partitions of samples among nodes: indices for each node, every sample exactly once, the same for the same seed."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ from perron._registry import lookup
 from perron._typing import FloatArray, IntArray
 from perron.errors import PerronError
 
-ROUNDS = 1000  # of proportional fitting at most; it takes a few dozen
-CLOSE = 0.25  # samples: margins that are met so well are met
+ITERATIONS = 1000  # of proportional fitting at most; it takes a few dozen
+TOLERANCE = 0.25  # of the sums of rows, in samples
 
 
 def iid(labels: Tensor, nodes: int, *, seed: int = 0) -> list[Tensor]:
-    """Shuffled and dealt out: every node has the same classes but for chance."""
+    """Shuffle and split: every node has the same distribution of classes, up to chance."""
     order = np.random.default_rng(seed).permutation(_count(labels, nodes))
     return _tensors(np.array_split(order, nodes))
 
 
 def dirichlet(labels: Tensor, nodes: int, *, concentration: float = 0.9, seed: int = 0) -> list[Tensor]:
-    """Each node k has its own proportions of classes q^k ~ Dirichlet(concentration, ..., concentration), and N/n samples.
+    """Give each node k its own proportions of classes q^k ~ Dirichlet(concentration, ..., concentration), and N/n samples.
 
-    The paper's rule, but nothing is lost: q^k N/n samples of each class would ask for more of some classes than there are
-    and leave others lying about (the authors' code drops 9 to 24 % of the data). Here the table of counts is the one next
+    The paper's rule, but no sample is lost: q^k N/n samples of each class would need more of some classes than there are
+    and leave others unused (the authors' code drops 9 to 24 % of the data). Here the table of counts is the one closest
     to q, in relative entropy, whose rows sum to N/n and whose columns to the classes' sizes. Proportional fitting finds it:
-    it keeps all odds ratios q[k,a] q[l,b] / (q[k,b] q[l,a]), so what sets two nodes apart stays. Small concentrations give
+    it keeps all odds ratios q[k,a] q[l,b] / (q[k,b] q[l,a]), which distinguish the nodes. Small concentrations give
     few classes to a node.
     """
     if not concentration > 0:
@@ -48,25 +48,22 @@ def dirichlet(labels: Tensor, nodes: int, *, concentration: float = 0.9, seed: i
 
 
 def by_label(labels: Tensor, nodes: int, *, seed: int = 0) -> list[Tensor]:
-    """Sorted by class and cut into n equal pieces: as different as can be. The seed decides the order within a class."""
+    """Sort by class and cut into n equal pieces, the most heterogeneous split. The seed orders the samples of a class."""
     return _tensors(np.array_split(_sorted(labels, nodes, seed), nodes))
 
 
 def by_shard(labels: Tensor, nodes: int, *, shards: int = 2, seed: int = 0) -> list[Tensor]:
-    """Sorted by class and cut into n x shards pieces, of which each node gets some at random (McMahan et al. 2017)."""
+    """Sort by class, cut into n x shards pieces, and give each node some at random (McMahan et al. 2017)."""
     if shards < 1 or nodes * shards > len(labels):
         raise PerronError(f"{len(labels)} samples cannot be cut into {nodes} x {shards} pieces; choose fewer shards.")
     order = _sorted(labels, nodes, seed)
     pieces = np.array_split(order, nodes * shards)
     drawn = np.random.default_rng(seed + 1).permutation(nodes * shards).reshape(nodes, shards)
-    return _tensors([np.concatenate([pieces[one] for one in mine]) for mine in drawn])
+    return _tensors([np.concatenate([pieces[shard] for shard in own]) for own in drawn])
 
 
 PARTITIONS: dict[str, Callable[..., list[Tensor]]] = {
-    "iid": iid,
-    "dirichlet": dirichlet,
-    "by_label": by_label,
-    "by_shard": by_shard,
+    rule.__name__: rule for rule in (iid, dirichlet, by_label, by_shard)
 }
 
 
@@ -79,38 +76,35 @@ def deal(
     shards: int = 2,
     seed: int = 0,
 ) -> list[Tensor]:
-    """Deal samples out by a rule's name; options of other rules are left aside."""
+    """Partition samples by the name of a rule; options of other rules are ignored."""
     rule = lookup(partition, PARTITIONS, "partition")
-    own: dict[str, dict[str, Any]] = {
-        "dirichlet": {"concentration": concentration},
-        "by_shard": {"shards": shards},
-    }
+    own: dict[str, dict[str, Any]] = {"dirichlet": {"concentration": concentration}, "by_shard": {"shards": shards}}
     return rule(labels, nodes, seed=seed, **own.get(partition, {}))
 
 
 def table(labels: Tensor, parts: list[Tensor], classes: int | None = None) -> IntArray:
-    """How many samples of each class each node has, ``(nodes, classes)``."""
-    many = classes or int(labels.max()) + 1
-    return np.stack([np.bincount(labels[part].numpy(), minlength=many) for part in parts])
+    """Return the number of samples of each class at each node, ``(nodes, classes)``."""
+    count = classes or int(labels.max()) + 1
+    return np.stack([np.bincount(labels[part].numpy(), minlength=count) for part in parts])
 
 
 def fitted(start: FloatArray, rows: FloatArray, columns: FloatArray) -> FloatArray:
-    """The positive table next to ``start``, in relative entropy, with given sums of rows and columns (Deming & Stephan 1940).
+    """Return the positive table closest to ``start``, in relative entropy, with given margins (Deming & Stephan 1940).
 
     >>> fitted(np.array([[1.0, 1.0], [1.0, 3.0]]), np.array([2.0, 2.0]), np.array([2.0, 2.0])).sum(0).round(6).tolist()
     [2.0, 2.0]
     """
-    found = start.copy()
-    for _ in range(ROUNDS):
-        found *= (rows / found.sum(1))[:, None]
-        found *= columns / found.sum(0)
-        if np.abs(found.sum(1) - rows).max() < CLOSE:
+    table = start.copy()
+    for _ in range(ITERATIONS):
+        table *= (rows / table.sum(1))[:, None]
+        table *= columns / table.sum(0)
+        if np.abs(table.sum(1) - rows).max() < TOLERANCE:
             break
-    return found
+    return table
 
 
 def _whole(counts: FloatArray, sizes: IntArray) -> IntArray:
-    """Whole numbers with the same sums of columns: rounded down, and what is left over to the largest remainders."""
+    """Round to integers with the same column sums, by largest remainders."""
     whole = np.floor(counts).astype(np.int64)
     for column, size in enumerate(sizes):
         left = int(size - whole[:, column].sum())
@@ -125,7 +119,7 @@ def _sorted(labels: Tensor, nodes: int, seed: int) -> NDArray[Any]:
 
 def _count(labels: Tensor, nodes: int) -> int:
     if not 1 <= nodes <= len(labels):
-        raise PerronError(f"{len(labels)} samples cannot be dealt out to {nodes} nodes; each needs one at least.")
+        raise PerronError(f"{len(labels)} samples cannot be dealt out to {nodes} nodes; each needs at least one.")
     return len(labels)
 
 

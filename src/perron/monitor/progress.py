@@ -1,4 +1,4 @@
-"""How far a run is: a bar on a terminal, or whoever wants to be told."""
+"""Progress of a run, on a terminal or to a callback; numbers and durations as short text."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-Tell = Callable[[int, Mapping[str, float]], None]
-PATIENCE = 0.5  # seconds between two looks
-SHOWN = {
+OnProgress = Callable[[int, Mapping[str, float]], None]
+INTERVAL = 0.5  # seconds between two updates
+TITLES = {
     "loss": "loss",
     "loss_mean": "loss",
     "batch_loss": "batch loss",
@@ -19,13 +19,20 @@ SHOWN = {
 
 
 class Bar:
-    """A progress bar on standard error, for runs that take longer than a moment."""
+    """A progress bar on standard error, for runs longer than a moment; or updates for a callback.
+
+    Args:
+        total: the number of steps.
+        wanted: whether to show the bar (by default on a terminal), or a callback to call with the step and values instead.
+        title: the text before the bar.
+        log: called with every step that was measured and its values.
+    """
 
     def __init__(
-        self, total: int, wanted: bool | Tell | None, title: str, log: Callable[..., object] | None = None
+        self, total: int, wanted: bool | OnProgress | None, title: str, log: Callable[..., object] | None = None
     ) -> None:
         self.total, self.title, self.log = total, title, log
-        self.tell = wanted if callable(wanted) else None
+        self.callback = wanted if callable(wanted) else None
         self.wanted = sys.stderr.isatty() if wanted is None else wanted is True
         self.last = time.monotonic()
         self.values: Mapping[str, float] = {}
@@ -35,17 +42,17 @@ class Bar:
     def __enter__(self) -> Bar:
         return self
 
-    def at(self, step: int, values: Mapping[str, float] | None = None) -> None:
-        """Show how far we are, with the values that were measured last, if there was no look at it for a moment."""
+    def update(self, step: int, values: Mapping[str, float] | None = None) -> None:
+        """Show the step and the latest measured values, if the last update was some time ago."""
         if values is not None:
             self.values = values
             if self.log is not None:
                 self.log(step, **values)
-        if not (self.wanted or self.tell) or (time.monotonic() - self.last < PATIENCE and step < self.total):
+        if not (self.wanted or self.callback) or (time.monotonic() - self.last < INTERVAL and step < self.total):
             return
         self.last = time.monotonic()
-        if self.tell is not None:
-            self.tell(step, self.values)
+        if self.callback is not None:
+            self.callback(step, self.values)
             return
         if self.progress is None:
             from rich.console import Console
@@ -55,18 +62,39 @@ class Bar:
             self.progress = Progress(*columns, console=Console(stderr=True), transient=True, speed_estimate_period=3600)
             self.progress.start()
             self.task = self.progress.add_task(self.title, total=self.total)
-        self.progress.update(self.task, completed=step, description=f"{self.title} {spoken(self.values)}".strip())
+        text = f"{self.title} {format_values(self.values)}".strip()
+        self.progress.update(self.task, completed=step, description=text)
 
     def __exit__(self, *_: object) -> None:
         if self.progress is not None:
             self.progress.stop()
 
 
-def spoken(values: Mapping[str, float]) -> str:
-    """The values that people look at, in a few words.
+def format_values(values: Mapping[str, float]) -> str:
+    """Return the most telling of the measured values as text.
 
-    >>> spoken({"loss": 0.1234, "test_accuracy": 0.9713, "messages": 12.0})
+    >>> format_values({"loss": 0.1234, "test_accuracy": 0.9713, "messages": 12.0})
     'loss 0.1234, test accuracy 97.13%'
     """
-    known = [(SHOWN[name], value, "accuracy" in name) for name, value in values.items() if name in SHOWN]
-    return ", ".join(f"{name} {value:.2%}" if share else f"{name} {value:.4g}" for name, value, share in known)
+    return ", ".join(format_value(name, value) for name, value in values.items() if name in TITLES)
+
+
+def format_value(name: str, value: float | None) -> str:
+    """Return a measured value with its name as text; None stands for a value that is not finite."""
+    text = "not finite" if value is None else f"{value:.2%}" if "accuracy" in name else f"{value:.4g}"
+    return f"{TITLES.get(name, name)} {text}"
+
+
+def format_duration(seconds: float) -> str:
+    """Return a duration in its two largest units.
+
+    >>> [format_duration(seconds) for seconds in (0.2, 59, 61, 3599, 7300, 200_000)]
+    ['1 s', '59 s', '1 min 1 s', '59 min 59 s', '2 h 1 min', '2 d 7 h']
+    """
+    whole = max(1, round(seconds))
+    minutes, hours = whole // 60, whole // 3600
+    if whole < 60:
+        return f"{whole} s"
+    if minutes < 60:
+        return f"{minutes} min {whole % 60} s"
+    return f"{hours} h {minutes % 60} min" if hours < 48 else f"{hours // 24} d {hours % 24} h"

@@ -21,7 +21,7 @@ from perron.algorithms.base import Algorithm, advance
 from perron.algorithms.node import Counting, Node, Quantized
 from perron.algorithms.unreliable import Links, Unreliable
 from perron.errors import FileError, PerronError
-from perron.monitor.progress import Bar, Tell
+from perron.monitor.progress import Bar, OnProgress
 from perron.networks.facts import Network
 from perron.networks.mixing import Mixing
 from perron.problems.base import Problem
@@ -230,7 +230,7 @@ def simulate(
     every: int | Literal["log"] | None = None,
     metrics: Sequence[str | Metric] = ("grad_norm_sq", "consensus_error_sq"),
     final_metrics: Sequence[str | Metric] = (),
-    progress: bool | Tell | None = None,
+    progress: bool | OnProgress | None = None,
     log: Callable[..., object] | None = None,
     checkpoint: str | Path | None = None,
     save_every: float = 60.0,
@@ -274,14 +274,14 @@ def simulate(
     with _alone(checkpoint), Bar(steps, progress, algorithm.about.title, log) as bar, torch.no_grad():
         try:
             if keeper is None or not keeper.load(running, recorder, steps):
-                bar.at(0, recorder.observe(running.snapshot()))
+                bar.update(0, recorder.observe(running.snapshot()))
             elif running.step == steps and steps not in recorder.steps:  # it was saved just before its end
-                bar.at(steps, recorder.observe(running.snapshot()))
+                bar.update(steps, recorder.observe(running.snapshot()))
             while running.step < steps:
                 running.advance()
                 now = running.snapshot()
                 values = recorder.observe(now)
-                bar.at(now.step, values)
+                bar.update(now.step, values)
                 if values is not None and not any(bool(x.isfinite().any()) for x in now.state.x.unbind(-2)):
                     warnings.warn(
                         f"{algorithm.about.title} diverged by step {now.step}: lr is too large.", stacklevel=2

@@ -35,9 +35,9 @@ from pydantic import BaseModel, Field, NonNegativeInt, ValidationError
 from perron._storage.atomic import write_bytes
 from perron._storage.lockfile import LOCK, exclusive_lock
 from perron.errors import FileError, GraphError, PerronError
-from perron.monitor.progress import spoken
+from perron.monitor.progress import format_values
 from perron.monitor.records import LIVE, Records
-from perron.monitor.status import Planned, announced
+from perron.monitor.status import PlannedRun, announce_study
 from perron.networks.graph import check_nodes
 from perron.studies.executors import Local, Pool, cores
 from perron.studies.job import BEFORE, PARTIAL, Job, Report, cost, memory
@@ -130,8 +130,8 @@ def run_study(
     started, clock = datetime.now(UTC), time.monotonic()
     pool = pool or Local(workers=workers)
     workers = getattr(pool, "workers", None) or (cores() if isinstance(pool, Local) else None)
-    plan = [Planned(_name(run), str(run), cost(run)) for run in study.runs]
-    with _alone(folder), announced(folder, study.title or study.name, plan, workers=workers) as live:
+    plan = [PlannedRun(_name(run), str(run), cost(run)) for run in study.runs]
+    with _alone(folder), announce_study(folder, study.title or study.name, plan, workers=workers) as live:
         _clear(folder, study)
         todo = [run for run in study.runs if _read(folder, run) is None]
         _check_size(todo, here=isinstance(pool, Local))
@@ -268,7 +268,7 @@ def _check_size(runs: list[Run], *, here: bool) -> None:
 
 def _news(run: Run, report: Report) -> str:
     said = f"{run}: step {report.step} of {report.steps}"
-    return f"{said}, {measured}" if (measured := spoken(report.values)) else said
+    return f"{said}, {measured}" if (measured := format_values(report.values)) else said
 
 
 # ---- files

@@ -1,0 +1,21 @@
+"""Registered names, for shell completion: plain data, since completion must not import NumPy or PyTorch.
+
+A test compares each tuple with the registry that it repeats.
+"""
+
+TOPOLOGIES = (
+    "exponential", "grid", "ring", "random", "geometric", "nearest_neighbor", "chordal_ring", "undirected_grid", "torus",
+    "de_bruijn", "kautz", "random_digraph", "random_k_out", "equitopo", "one_peer_exponential", "complete", "star", "path",
+    "hypercube", "tree",
+)  # fmt: skip
+WEIGHT_RULES = ("random_integer", "uniform", "lazy", "metropolis", "balanced", "spanning_trees")
+ALGORITHMS = (
+    "centralized", "push_pull", "push_pull_pu", "push_pull_atc", "abm", "abn", "app", "constrained_push_pull",
+    "robust_push_pull", "push_sum", "subgradient_push", "sgp", "sgp_cta", "extra_push", "normalized_extra_push", "dextra",
+    "add_opt", "push_diging", "pull_diag", "gradient_pull", "frost", "pull_diag_gt", "frozen", "d_dngt", "row_extra",
+    "dsgd", "dsgd_atc", "exact_diffusion", "nids", "d2", "extra", "diging", "next", "aug_dgm", "btpp", "stpp", "focus",
+    "focus_sampled",
+)  # fmt: skip
+GOALS = ("fastest", "sum", "alignment", "level", "rate", "balanced", "symmetric", "leaf")
+PROBLEMS = ("logistic", "quadratic", "images")
+DATASETS = ("mnist", "fashion_mnist", "cifar10")

@@ -1,0 +1,43 @@
+"""``perron algorithms``: the algorithms and their properties."""
+
+from __future__ import annotations
+
+from perron.cli.app import console, write_json
+from perron.cli.options import Json
+
+WIDTH = 150  # columns that the table needs
+
+
+def algorithms(as_json: Json = False) -> None:
+    """List the algorithms: what they need, send and reach.
+
+    perron algorithms
+    perron algorithms --json
+    """
+    from dataclasses import asdict
+
+    from perron.algorithms import ALGORITHMS
+
+    if as_json:
+        write_json({name: asdict(algorithm.about) for name, algorithm in ALGORITHMS.items()})
+        return
+    from rich.box import SIMPLE
+    from rich.table import Table
+
+    table = Table("name", "algorithm", "matrices", "sends per edge", "overlaps", "step", "", "reference", box=SIMPLE)
+    family = ""
+    for name, algorithm in ALGORITHMS.items():
+        about = algorithm.about
+        if about.family != family:
+            family = about.family
+            table.add_row(f"[bold]{family}[/bold]")
+        step = {"1": "lr"}.get(about.effective, f"{about.effective} lr")
+        exact = "exact" if about.exact else "biased"
+        table.add_row(f" {name}", about.title, about.matrices, about.sends, about.overlap, step, exact, about.reference)
+    screen = console(WIDTH)
+    screen.width = max(screen.width, WIDTH)
+    screen.print(table)
+    screen.print(
+        "A row-, B column-, W doubly stochastic (sym: symmetric), R C a spanning-tree pair. d: length of the model, n: nodes, "
+        "p: constraints.\nstep: the effective step, which comparisons hold equal. biased: off by O(lr) at a constant lr."
+    )

@@ -1,0 +1,130 @@
+"""``perron graph``: how a network mixes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from perron import networks
+from perron.cli.app import OUTPUT, console, print_lines, print_table, write_json
+from perron.cli.options import (
+    Json,
+    Nodes,
+    Options,
+    Push,
+    Seed,
+    Weights,
+    flag,
+    network_argument,
+    option,
+    parse_numbers,
+)
+from perron.errors import PerronError
+
+if TYPE_CHECKING:
+    from perron.networks.mixing import Mixing
+
+SHOWN = 32  # entries of a Perron vector
+
+
+def graph(
+    network: Annotated[str | None, network_argument()] = None,
+    nodes: Nodes = None,
+    weights: Weights = None,
+    seed: Seed = None,
+    options: Options = None,
+    push: Push = None,
+    power: Annotated[int, option("--power", "M", "Also show s of A^m and B^m.")] = 1,
+    show_list: Annotated[bool, flag("--list", "List the topologies and stop.")] = False,
+    picture: Annotated[Path | None, option("--draw", "FILE", "Draw it (.png, .pdf or .svg).", OUTPUT)] = None,
+    as_json: Json = False,
+) -> None:
+    """Show how a network mixes, and draw it.
+
+    Perron vectors, rho_2, beta, kappa, s, M and c of a named topology or a file, with advice.
+
+    perron graph exponential --nodes 16
+    perron graph --list
+    perron graph random --nodes 12 --set probability=0.5 --seed 3 --draw random.png
+    perron graph my-network.graphml --weights uniform --json
+    perron graph A.csv --push B.csv
+    """
+    if show_list or network is None:
+        if any(given is not None for given in (nodes, weights, seed, options, push, picture)):
+            raise PerronError(
+                "Which network? Name a topology or a file, as in perron graph ring --nodes 8; without one, topologies are "
+                "listed."
+            )
+        _list_topologies(as_json=as_json)
+        return
+    from perron.networks import spectral
+
+    drawn, mixing, notes = networks.load_network(network, nodes, weights, seed, parse_numbers(options), push)
+    if picture:
+        from perron import plots
+
+        notes.append(f"drawn in {plots.draw(drawn, picture)}")
+    metrics = spectral.describe(mixing)
+    powers = _sums_of_powers(mixing, power)
+    notes += [f"{name} = {value:.4g}" for name, value in powers.items()]
+    if as_json:
+        edges = max(side.edges for side in (metrics.pull, metrics.push) if side)
+        write_json(metrics.to_dict() | powers | {"edges": edges, "notes": notes, "advice": metrics.advice()})
+    else:
+        _print_metrics(metrics, notes)
+
+
+def _sums_of_powers(mixing: Mixing, power: int) -> dict[str, float]:
+    """Return s_{A^m} and s_{B^m}, if m is not 1."""
+    from perron.networks import spectral
+
+    sums = {}
+    if power != 1 and mixing.has_pull:
+        sums[f"s_A^{power}"] = spectral.mixing_sum(spectral.period_product(mixing, "pull"), power=power).value
+    if power != 1 and mixing.has_push:
+        sums[f"s_B^{power}"] = spectral.mixing_sum(spectral.period_product(mixing, "push"), power=power).value
+    return sums
+
+
+def _list_topologies(*, as_json: bool) -> None:
+    from inspect import signature
+
+    from perron.networks import topologies
+
+    rows = [
+        (
+            name,
+            (function.__doc__ or "").partition("\n")[0],
+            [key for key in signature(function).parameters if key != "n"],
+        )
+        for name, function in topologies.NAMES.items()
+    ]
+    if as_json:
+        write_json([dict(zip(("name", "about", "options"), row, strict=True)) for row in rows])
+        return
+    cells = ((name, about, ", ".join(options)) for name, about, options in rows)
+    print_table(("topology", "description", "options"), cells, title="Topologies (the paper's six first)")
+
+
+def _print_metrics(metrics: Any, notes: list[str]) -> None:
+    from rich.table import Table
+    from rich.text import Text
+
+    title = f"{metrics.name}: {metrics.nodes} nodes"
+    if metrics.period > 1:
+        title += f"; metrics of the product over its period of {metrics.period} steps"
+    table = Table("", "")
+    table.add_column("pull (A)", justify="right")
+    table.add_column("push (B)", justify="right")
+    for row in metrics.rows():
+        table.add_row(*row)
+    screen = console()
+    screen.print(Text(title, style="bold"), soft_wrap=True)
+    screen.print(table)
+    lines = []
+    for side in ("pull", "push"):
+        if (matrix := getattr(metrics, side)) is not None:
+            entries = ", ".join(f"{weight:.4f}" for weight in matrix.perron[:SHOWN])
+            rest = f", ... ({metrics.nodes - SHOWN} more)" if metrics.nodes > SHOWN else ""
+            lines.append(f"Perron vector of {side}: {entries}{rest}")
+    print_lines(*lines, *(f"- {line}" for line in [*metrics.advice(), *notes]))
