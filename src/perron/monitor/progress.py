@@ -85,16 +85,16 @@ def format_value(name: str, value: float | None) -> str:
     return f"{TITLES.get(name, name)} {text}"
 
 
-def format_duration(seconds: float) -> str:
-    """Return a duration in its two largest units.
+def format_duration(seconds: float, *, decimals: int = 0) -> str:
+    """Return a duration in its two largest units; ``decimals`` are those of seconds below a minute.
 
     >>> [format_duration(seconds) for seconds in (0.2, 59, 61, 3599, 7300, 200_000)]
     ['1 s', '59 s', '1 min 1 s', '59 min 59 s', '2 h 1 min', '2 d 7 h']
     """
-    whole = max(1, round(seconds))
-    minutes, hours = whole // 60, whole // 3600
-    if whole < 60:
-        return f"{whole} s"
-    if minutes < 60:
-        return f"{minutes} min {whole % 60} s"
+    if round(seconds, decimals) < 60:
+        return f"{max(seconds, 10.0**-decimals):.{decimals}f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    hours = minutes // 60
+    if not hours:
+        return f"{minutes} min {rest} s"
     return f"{hours} h {minutes % 60} min" if hours < 48 else f"{hours // 24} d {hours % 24} h"

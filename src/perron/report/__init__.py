@@ -28,6 +28,7 @@ from perron import __version__
 from perron._storage.atomic import write_bytes
 from perron._storage.jsonable import to_jsonable
 from perron.errors import PerronError
+from perron.monitor.progress import format_duration
 from perron.report import charts, curves, facts, networks
 from perron.studies.conclusions import conclude
 from perron.studies.conclusions.base import Conclusion
@@ -125,7 +126,7 @@ def _section(
         "warned": list(outcome.warned.values()),
         "missing": facts.missing(outcome),
         "facts": facts.run_facts(outcome, said),
-        "duration": facts.duration(outcome.seconds),
+        "duration": format_duration(outcome.seconds, decimals=1),
         "runs": len(study.runs),
         "toml": facts.toml(study),
         "command": command,

@@ -7,6 +7,7 @@ import re
 from typing import Any
 
 from perron.errors import PerronError
+from perron.monitor.progress import format_duration
 from perron.studies.conclusions.base import OPTIONS, VARYING
 from perron.studies.run import Run
 from perron.studies.runner import Manifest, Outcome
@@ -24,8 +25,8 @@ def run_facts(outcome: Outcome, said: Manifest) -> dict[str, str]:
         "Study": outcome.study.name,
         "Runs": f"{runs}; {outcome.reused} of them were there from before" if outcome.reused else runs,
         "Started": f"{said.started:%Y-%m-%d %H:%M} (UTC)" if said.started else "",
-        "Duration": duration(outcome.seconds),
-        "Time on all cores": duration(said.core_seconds),
+        "Duration": format_duration(outcome.seconds, decimals=1),
+        "Time on all cores": format_duration(said.core_seconds, decimals=1),
         "Seeds": ", ".join(map(str, outcome.study.seeds)),
         "perron": said.perron,
         "Commit": said.commit or "not known (not run from a checkout)",
@@ -74,14 +75,6 @@ def command(study: Study) -> tuple[str, bool]:
     except PerronError:  # a shipped study of that name that is not what it was
         pass
     return f"perron study run {study.name}.toml", True
-
-
-def duration(seconds: float) -> str:
-    """``4.2 s``, ``3 min 12 s``, ``2 h 5 min``."""
-    if seconds < 60:
-        return f"{seconds:.1f} s"
-    minutes, rest = divmod(round(seconds), 60)
-    return f"{minutes} min {rest} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"
 
 
 def toml(study: Study) -> str:
