@@ -20,6 +20,7 @@ from perron.cli.options import (
     Json,
     StudyName,
     Workers,
+    check_writable,
     complete_studies,
     flag,
     option,
@@ -85,8 +86,7 @@ def new(
     path = Path(study if study.endswith(".toml") else f"{study}.toml")
     if path.suffix != ".toml" or not re.match(NAME, path.stem):
         raise PerronError(f"A study's name has letters, digits, dots, dashes and underscores; got {path.stem!r}.")
-    if not path.parent.is_dir():
-        raise PerronError(f"{path}: there is no directory {path.parent}; make it first.")
+    check_writable(path)
     if path.exists() and not force:
         raise FileError(f"{path} exists; choose another name, or overwrite it with --force.")
     if source is None:
