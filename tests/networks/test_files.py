@@ -84,6 +84,18 @@ def test_node_order_and_undirected_graphml(tmp_path):
     assert read_matrix(path).toarray().tolist() == [[0, 2.5, 0], [2.5, 0, 1], [0, 1, 0]]
 
 
+def test_graphml_default_weight(tmp_path):
+    path = tmp_path / "net.graphml"
+    path.write_text(
+        """<graphml xmlns="http://graphml.graphdrawing.org/xmlns">
+        <key id="w" for="edge" attr.name="weight" attr.type="double"><default>3</default></key>
+        <graph edgedefault="directed"><node id="0"/><node id="1"/>
+        <edge source="0" target="1"/><edge source="1" target="0"><data key="w">2</data></edge>
+        </graph></graphml>"""
+    )
+    assert read_matrix(path).toarray().tolist() == [[0, 2], [3, 0]]
+
+
 def test_an_edge_list_from_elsewhere(tmp_path):
     path = tmp_path / "net.txt"
     path.write_text("# a comment\n0, 1, 2.5\n1\t2\t1   # another\n\n2 0 3\n")
