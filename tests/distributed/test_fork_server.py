@@ -124,7 +124,7 @@ def test_without_the_fork_server_a_node_is_started_plainly(how, tmp_path):
     assert ran.returncode == 0, ran.stderr
     found = {(attempt, node): (tmp_path / f"{attempt}.{node}").read_text() for attempt in range(3) for node in range(2)}
     assert {place for place, forked in found.items() if forked == "True"} == {(0, 0), (0, 1), (1, 0), (1, 1)}
-    assert ran.stderr.count("All nodes are started again") == 2
+    assert ran.stderr.count("Restarting all nodes") == 2
 
 
 LEAVING = """

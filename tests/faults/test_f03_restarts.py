@@ -31,7 +31,7 @@ def test_f03_nodes_die_again_and_again(training, row, trials):
         took.append(max(one.steps(node)[before[node]][1] for node in range(NODES)) - killed)
     code, said = one.ended()
     assert code == 0, said
-    assert said.count("All nodes are started again") == kills
+    assert said.count("Restarting all nodes") == kills
     assert one.result() == unfaulted(steps=steps)
     assert one.left_over() == []
     assert statistics.median(took) <= 6 * SLACK, took

@@ -57,7 +57,7 @@ def test_f21_nothing_listens_beyond_loopback_and_strangers_do_no_harm(training, 
     )
 
 
-KNOCKING = """
+PROBING = """
 import socket, sys
 for port in sys.argv[2:]:
     with socket.socket() as stranger:
@@ -84,8 +84,8 @@ def test_f21_from_another_network(training, networks, row):
     ]
     with subprocess.Popen(opened, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as everywhere:
         everywhere.stdout.readline()
-        knocks = [*there, sys.executable, "-c", KNOCKING, address, "2999", *map(str, ports)]
-        reached, *codes = subprocess.run(knocks, capture_output=True, text=True, check=True).stdout.split()
+        probes = [*there, sys.executable, "-c", PROBING, address, "2999", *map(str, ports)]
+        reached, *codes = subprocess.run(probes, capture_output=True, text=True, check=True).stdout.split()
         everywhere.communicate(b"\n")
     assert reached == "0"  # what listens on all addresses can be reached over there
     assert len(codes) == len(ports) >= 1 + one.nodes
@@ -158,24 +158,24 @@ def test_f21_a_wrong_secret(tmp_path, row):
     )
 
 
-def test_f21_knocks_that_make_no_sense(row):
-    """Whatever stands in the store: it is refused and named, and who knocks after it is let in."""
+def test_f21_malformed_requests(row):
+    """Each is refused and reported, and the next valid request is accepted."""
     store, said = dist.HashStore(), []
     handshake = Handshake(
-        store, "a secret", said.append, lambda facts: "" if set(facts.get("nodes", ())) <= {2, 3} else "other nodes"
+        store, "a secret", said.append, lambda config: "" if set(config.get("nodes", ())) <= {2, 3} else "other nodes"
     )
-    whole = {"who": "me", "own": "0a" * 16, "facts": "{}", "seal": "0b" * 32}
-    odd = [b"", b"[]", b"3", b"\xff\xfe", b"[" * 10_000, b'{"who": 1}', json.dumps([whole]).encode()]
+    whole = {"name": "me", "nonce": "0a" * 16, "config": "{}", "mac": "0b" * 32}
+    odd = [b"", b"[]", b"3", b"\xff\xfe", b"[" * 10_000, b'{"name": 1}', json.dumps([whole]).encode()]
     values = ["", "é", "\ud800", "../..", None, 3, [], {}, "x" * 10_000]
     odd += [json.dumps(whole | {name: value}).encode() for name in whole for value in values]
     for raw in odd:
-        store.append("handshake/knocks", raw.replace(b"\n", b" ").decode("latin-1") + "\n")
+        store.append("handshake/requests", raw.replace(b"\n", b" ").decode("latin-1") + "\n")
         handshake.poll()
     assert len(said) == len(odd)
-    for facts in ('{"nodes": 5}', "3", "null", '{"nodes": [[]]}'):  # by somebody who knows the secret
-        told = {"who": "me", "own": "0a" * 16, "facts": facts}
-        seal = door_seal(handshake, told)
-        store.append("handshake/knocks", json.dumps(told | {"seal": seal}) + "\n")
+    for config in ('{"nodes": 5}', "3", "null", '{"nodes": [[]]}'):  # by a process that knows the secret
+        request = {"name": "me", "nonce": "0a" * 16, "config": config}
+        mac = mac_of(handshake, request)
+        store.append("handshake/requests", json.dumps(request | {"mac": mac}) + "\n")
         handshake.poll()
     assert len(said) == len(odd) + 4
 
@@ -201,10 +201,10 @@ def test_f21_knocks_that_make_no_sense(row):
     assert len(said) == len(odd) + 4
     with polled(), pytest.raises(NetworkError, match="other nodes"):
         join(store, "a secret", "Me", {"nodes": [7]}, timeout=100)
-    row.measured(f"{len(odd) + 4} knocks that make no sense: refused, and the next one let in", trials=len(odd) + 4)
+    row.measured(f"{len(odd) + 4} malformed requests: refused, and the next valid one accepted", trials=len(odd) + 4)
 
 
-def door_seal(handshake, told):
-    from perron.distributed.launch.handshake import _sealed
+def mac_of(handshake, request):
+    from perron.distributed.launch.handshake import _mac
 
-    return _sealed("a secret", "knock", handshake._question, told["own"], told["who"], told["facts"])
+    return _mac("a secret", "request", handshake._challenge, request["nonce"], request["name"], request["config"])

@@ -7,11 +7,9 @@ and nothing else. The exit codes are those of `perron.cli.app.EXIT_CODES`.
 
 from __future__ import annotations
 
-import gc
 import os
 import sys
 import traceback
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -24,8 +22,9 @@ from perron.cli.app import NETWORKS, STUDIES, THEORY, TRAIN, App, ExitCode, prin
 from perron.cli.demo import demo
 from perron.cli.design import design
 from perron.cli.graph import graph
+from perron.cli.launch import SCRIPT_OPTIONS, launch
 from perron.cli.links import links
-from perron.cli.options import flag, option
+from perron.cli.options import flag
 from perron.cli.report import report
 from perron.cli.watch import watch
 from perron.errors import FailedError, PerronError
@@ -51,6 +50,7 @@ app.command(rich_help_panel=THEORY)(advise)
 app.command(rich_help_panel=THEORY)(design)
 app.command(rich_help_panel=THEORY)(links)
 app.add_typer(paper.app, name="paper", rich_help_panel=THEORY)
+app.command(rich_help_panel=TRAIN, context_settings=SCRIPT_OPTIONS)(launch)
 
 
 def main() -> None:
@@ -121,71 +121,6 @@ def _options(
     ] = False,
 ) -> None:
     """Options for all commands; ``main`` has read --debug already."""
-
-
-@app.command(rich_help_panel=TRAIN, context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
-def launch(
-    script: Annotated[list[str], typer.Argument(metavar="SCRIPT [ARGS]", help="A Python script and its options.")],
-    nodes: Annotated[
-        int, typer.Option("--nodes", "-n", metavar="N", help="How many nodes to run on this machine.")
-    ] = 4,
-    elastic: Annotated[bool, typer.Option("--elastic", help="Go on without nodes that die, let others join.")] = False,
-    restarts: Annotated[
-        int, option("--restarts", "N", "How often to start again what died: all nodes, with --elastic one.")
-    ] = 0,
-    module: Annotated[bool, typer.Option("--module", "-m", help="SCRIPT is the name of a module.")] = False,
-    size: Annotated[int | None, option("--size", "N", "Nodes on all machines, if there are several.")] = None,
-    first: Annotated[int, option("--first", "NODE", "The number of the first node on this machine.")] = 0,
-    store: Annotated[
-        str | None, typer.Option(metavar="HOST:PORT", help="Where the machine with node 0 hosts the store.")
-    ] = None,
-    grace: Annotated[
-        float, typer.Option(metavar="SECONDS", help="How long nodes that are told to end may take, as to save.")
-    ] = 30.0,
-    secret_file: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="What launchers must have in common (or PERRON_SECRET).")
-    ] = None,
-) -> None:
-    """Train with one process for each node.
-
-    As torchrun does, and for the same scripts; options of the script stand after it. When a node dies, all end; with --restarts
-    they are started again, and go on from the last checkpoint; with --elastic the others go on without it. On Ctrl-C nodes whose
-    script has a perron.Keeper save before they end.
-
-    perron launch --nodes 4 examples/train_mnist.py
-    perron launch --nodes 4 --restarts 3 examples/train_mnist.py
-    perron launch --nodes 5 --elastic --restarts 3 examples/train_mnist.py
-    """
-    if not module and not Path(script[0]).is_file():
-        raise PerronError(f"There is no script {script[0]}.")
-    if not 0 < grace < float("inf"):
-        raise PerronError(f"--grace is a number of seconds, more than 0; got {grace:g}.")
-    from perron.distributed.launch.fork_server import ForkServer
-
-    command = [sys.executable, *(["-m"] if module else []), *script]
-    fork_server = ForkServer.for_command(command)  # it imports PyTorch while we do
-    from perron.distributed.launch.handshake import read_secret
-    from perron.distributed.launch.launcher import Launcher
-
-    try:
-        code = Launcher(
-            command,
-            nodes=nodes,
-            size=size,
-            first=first,
-            store=store,
-            elastic=elastic,
-            restarts=restarts,
-            secret=read_secret(secret_file),
-            grace=grace,
-            say=lambda text: print_status(f"perron: {text}"),
-            fork_server=fork_server,
-        ).run()
-    finally:
-        if fork_server is not None:
-            fork_server.close()
-    gc.freeze()  # what is collected when the interpreter goes takes most of a second, since torch is large
-    raise typer.Exit(3 if code == 1 else code)
 
 
 if __name__ == "__main__":

@@ -14,8 +14,10 @@ from typing import Any
 import torch.distributed as dist
 from torch._C._distributed_c10d import TCPStore  # dist names it, but its types do not
 
-from perron.distributed.process_group import TIMEOUT
+from perron.distributed.process_group import START_TIMEOUT, TIMEOUT, first_line
+from perron.errors import NetworkError, PerronError
 
+LOOPBACK = "127.0.0.1"
 STORE_PREFIX = "perron"  # of all keys
 STORE_ERRORS = (RuntimeError, dist.DistError)  # what a call of the store raises if its host cannot be reached
 
@@ -27,6 +29,39 @@ def connect_store(timeout: float, *, serve: bool = False) -> Any:
     store = TCPStore(host, port, is_master=serve, timeout=seconds, wait_for_workers=False, multi_tenant=True)
     enable_tcp_keepalive(host, port)
     return store
+
+
+def open_store(address: str | None, *, serve: bool) -> tuple[str, int, Any]:
+    """Host the launcher's store on this machine, or connect to the one on another; return host, port and store.
+
+    Args:
+        address: HOST:PORT; a free port of the loopback interface if None.
+        serve: whether to host it.
+    """
+    host, port = LOOPBACK, 0
+    if address is not None:
+        host, _, digits = address.rpartition(":")
+        if not host or not digits.isdecimal():
+            raise PerronError(f"A store's address is HOST:PORT, as 10.0.0.1:29500; got {address!r}.")
+        port = int(digits)
+    try:
+        listening = socket.create_server((host, port)) if serve else None
+        port = listening.getsockname()[1] if listening else port
+        store = TCPStore(
+            host,
+            port,
+            is_master=serve,
+            timeout=timedelta(seconds=START_TIMEOUT),  # until the host is there
+            wait_for_workers=False,
+            master_listen_fd=listening.detach() if listening else None,
+        )
+        store.set_timeout(timedelta(seconds=TIMEOUT))
+        if not serve:
+            enable_tcp_keepalive(host, port)
+    except (OSError, *STORE_ERRORS) as error:
+        problem = "opened" if serve else "reached"
+        raise NetworkError(f"The store at {host}:{port} cannot be {problem}: {first_line(error)}.") from None
+    return host, port, store
 
 
 def enable_tcp_keepalive(host: str | None = None, port: int | None = None) -> None:

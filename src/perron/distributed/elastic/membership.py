@@ -24,7 +24,6 @@ from __future__ import annotations
 
 import atexit
 import json
-import logging
 import os
 import threading
 import time
@@ -36,7 +35,7 @@ from secrets import token_hex
 from typing import Any, NamedTuple
 
 import torch.distributed as dist
-from torch.distributed.distributed_c10d import PrefixStore  # dist names both, but its types do not
+from torch.distributed.distributed_c10d import PrefixStore  # dist names it, but its types do not
 
 from perron.distributed.elastic.heartbeat import Heartbeat
 from perron.distributed.launch.handshake import join, read_secret
@@ -52,20 +51,18 @@ from perron.distributed.process_group import (
     post_to,
     wait,
 )
-from perron.distributed.store import STORE_PREFIX, connect_store, enable_tcp_keepalive
+from perron.distributed.store import STORE_ERRORS, STORE_PREFIX, connect_store, enable_tcp_keepalive
 from perron.errors import NetworkError, PerronError, listed
 
-QUIET = 0.25  # seconds without a new registration before a decision
-POLL_INTERVAL = 0.02  # seconds between looks at the store
-
-log = logging.getLogger("perron")
+SETTLE_SECONDS = 0.25  # without a new registration before a decision
+POLL_INTERVAL = 0.02  # seconds between two reads of the store
 
 
 class Member(NamedTuple):
-    """A process as it registers.
+    """A process as it registers for a generation.
 
-    ``node`` is its number from the launcher; ``name`` is new for every process that had that number; ``phase`` is what it was
-    doing when the last generation ended, and ``step`` how many steps it had done.
+    ``node`` is the number that the launcher gave it, ``name`` is unique among all processes that had this number, ``fresh``
+    processes have no model. ``phase`` is what it was doing when the last generation ended, after ``step`` steps.
     """
 
     node: int
@@ -76,20 +73,20 @@ class Member(NamedTuple):
 
 
 class Change(NamedTuple):
-    """Members were lost or came: after which step, who is there now, who was lost and how, who came, seconds to recover."""
+    """A change of the members after ``step`` steps: the nodes that are members now, how others were lost, which joined."""
 
     step: int
     members: tuple[int, ...]
     lost: dict[int, str]
     joined: tuple[int, ...]
-    seconds: float
+    seconds: float  # until training continued
 
     def __str__(self) -> str:
         lost = ", ".join(f"{node} ({how})" for node, how in self.lost.items())
         parts = [f"lost node {lost}" if self.lost else "", f"node {listed(self.joined)} joined" if self.joined else ""]
-        what = "; ".join(part for part in parts if part) or "members met anew"
+        events = "; ".join(filter(None, parts)) or "the same members reconnected"
         return (
-            f"Step {self.step}: {what}. The objective is now the average over nodes {listed(self.members, 32)}. "
+            f"Step {self.step}: {events}. The objective is now the average over nodes {listed(self.members, 32)}. "
             f"Recovered in {self.seconds:.2f} s."
         )
 
@@ -100,7 +97,7 @@ class Generation(Peers):
     Attributes:
         number: k.
         members: in the order of their nodes.
-        lost: what is known of those that were there before, by node.
+        lost: for each node of generation k - 1 that is missing, why.
     """
 
     def __init__(self, number: int, members: Sequence[Member], name: str, lost: dict[int, str]) -> None:
@@ -113,41 +110,41 @@ class Generation(Peers):
         self.group: Any = None
         waiter = threading.Thread(target=self._serve, name=f"perron generation {number}", daemon=True)
         waiter.start()
-        _waiters[:] = [*(one for one in _waiters if one.is_alive()), waiter]
+        _waiters[:] = [*(thread for thread in _waiters if thread.is_alive()), waiter]
 
     def sources(self) -> tuple[list[int], int]:
-        """The ranks of those with a model to go on with (nobody at the start), and how many steps they have done at most."""
-        found = [rank for rank, one in enumerate(self.members) if not one.fresh]
-        found = [rank for rank in found if self.members[rank].phase != "load"] or found  # these have not loaded it
-        furthest = max(self.members[rank].step for rank in found or range(self.size))
-        if not found and furthest:  # all were away; better an old model than none
-            found = [[one.step for one in self.members].index(furthest)]
-        return found, furthest
+        """Return the ranks that have the current model (none at the start), and their largest number of steps."""
+        ranks = [rank for rank, member in enumerate(self.members) if not member.fresh]
+        ranks = [rank for rank in ranks if self.members[rank].phase != "load"] or ranks  # these have not loaded it
+        furthest = max(self.members[rank].step for rank in ranks or range(self.size))
+        if not ranks and furthest:  # all were away; better an old model than none
+            ranks = [[member.step for member in self.members].index(furthest)]
+        return ranks, furthest
 
     @property
     def in_progress(self) -> bool:
-        """Whether somebody is beyond the start."""
-        return any(one.phase not in ("start", "load") for one in self.members)
+        """Whether a member is beyond the start."""
+        return any(member.phase not in ("start", "load") for member in self.members)
 
     def connect(self, store: Any, timeout: float) -> None:
-        """Make the gloo context."""
+        """Create the gloo context."""
 
-        def made() -> None:
+        def create() -> None:
             try:
                 self.group = dist.ProcessGroupGloo(store, self.rank, self.size, timedelta(seconds=timeout))
-            except (RuntimeError, dist.DistError) as error:
+            except STORE_ERRORS as error:
                 raise NetworkError(f"The members could not connect: {first_line(error)}.") from None
 
-        self._do([made])
+        self._run([create])
 
     def end(self, why: str) -> None:
-        """Whoever waits is woken with an error. May be called by any thread."""
+        """End it: the thread that waits in it gets an error. May be called by any thread."""
         with self._changed:
             self.ended = self.ended or why
             self._changed.notify_all()
 
     def leave(self) -> None:
-        """Go away from it; what still waits is left to its thread, which keeps the context until then."""
+        """End it for this process; a wait in progress is left to the waiting thread, which keeps the context until then."""
         self.end("this process left it")
         self._jobs.put(None)
 
@@ -155,40 +152,41 @@ class Generation(Peers):
         return post_to(self.group, transfers)
 
     def finish(self, works: Sequence[tuple[Any, Description]], timeout: float = TIMEOUT) -> None:
-        """Wait for all; an error if one fails, or as soon as the generation ends."""
+        """Wait for all handles; an error if one fails, or as soon as the generation ends."""
         if works:
-            self._do([partial(wait, work, what, timeout) for work, what in works])
+            self._run([partial(wait, work, description, timeout) for work, description in works])
 
-    def _do(self, calls: list[Callable[[], None]]) -> None:
+    def _run(self, calls: list[Callable[[], None]]) -> None:
+        """Have the waiting thread make these calls, and wait until they return or the generation ends."""
         job = _Job(calls)
         self._jobs.put(job)
         with self._changed:
             self._changed.wait_for(lambda: job.done or self.ended)
-        error, job.error = job.error, None  # without the cycle, what the error's frames hold goes at once
+        error, job.error = job.error, None  # break the cycle, so that the error's frames are freed at once
         if error is not None:
             raise error
         if not job.done:
             raise NetworkError(f"The members changed: {self.ended}.")
 
     def _serve(self) -> None:
-        """The thread that waits."""
+        """Make the calls of all jobs, in the waiting thread."""
         while (job := self._jobs.get()) is not None:
             error: Exception | None = None
             try:
                 for call in job.calls:
                     if not self.ended:
                         call()
-            except Exception as found:
-                error = found
+            except Exception as caught:
+                error = caught
             with self._changed:
                 job.error, job.done = error, not self.ended
                 job.calls.clear()
                 self._changed.notify_all()
-        self.group = None  # its end may wait for threads of its own, so not in the main thread
+        self.group = None  # its destructor may wait for threads of its own, so not in the main thread
 
 
 class _Job:
-    """Calls that block."""
+    """Blocking calls for the waiting thread, and the error of the one that failed."""
 
     def __init__(self, calls: list[Callable[[], None]]) -> None:
         self.calls, self.done = calls, False
@@ -199,20 +197,20 @@ _waiters: list[threading.Thread] = []
 
 
 @atexit.register
-def _join() -> None:
-    """A thread that is inside gloo when the interpreter goes would abort the process; its wait ends with its timeout."""
+def _join_waiters() -> None:
+    """Join the waiting threads, whose waits time out: one that is inside gloo at the interpreter's exit aborts the process."""
     deadline = time.monotonic() + 2 * TIMEOUT
     for waiter in _waiters:
         waiter.join(max(0.0, deadline - time.monotonic()))
 
 
 class Membership:
-    """This process's part in the agreement.
+    """This process as a member of an elastic training.
 
     Args:
         store: of torch.distributed, hosted by a process that is not a member.
-        node: this process's number.
-        size: how many begin together.
+        node: the number of this process.
+        size: the number of nodes at the start.
         name: of this process; unique.
         timeout: seconds for a member that is alive to register, or to be reached.
     """
@@ -227,7 +225,7 @@ class Membership:
         atexit.register(self._abandon)
 
     def claim(self, timeout: float) -> None:
-        """For one training, with its timeout: members that come and go are those of all that a process does."""
+        """Reserve the membership for one optimizer, and set its timeout; a second claim is refused."""
         if self._claimed:
             raise PerronError(
                 "With elastic membership a process can make one Decentralized optimizer; this is the second."
@@ -235,91 +233,88 @@ class Membership:
         self._claimed, self.timeout = True, check_timeout(timeout, HEARTBEAT_TIMEOUT)
 
     def rendezvous(self, phase: str, step: int, why: object, *, fresh: bool) -> Generation:
-        """Take part in the next generation.
+        """Join the next generation.
 
         Args:
-            phase: what this process was about.
-            step: how many steps it has done.
-            why: the reason for which a present generation ends.
-            fresh: that it has no model to go on with. So it is, too, if it was not in the last generation.
+            phase: what this process was doing.
+            step: its number of steps.
+            why: the reason for which the present generation ends.
+            fresh: whether it has no model. A process that was not in the last generation is fresh in any case.
         """
         while True:
             if not self._heartbeat.is_alive():
                 raise NetworkError(
-                    f"Node {self.node} lost the launcher's store, so that members can change no more: {why}"
+                    f"Node {self.node} lost the launcher's store, so that the members cannot change: {why}"
                 )
             try:
-                last, members = self._latest()
-                self.end(last, _clause(why))
-                fresh = fresh or self.name not in {member.name for member in members}
-                decided = self._decide(last, members, Member(self.node, self.name, fresh, phase, step))
-            except (RuntimeError, dist.DistError) as error:
-                raise NetworkError(
-                    f"Node {self.node} cannot reach the launcher's store: {first_line(error)}."
-                ) from None
-            mine = [member for member in decided if member.name == self.name]
-            if not mine:
-                why = f"node {self.node} came late"
+                last, before = self._latest()
+                self._end(last, why)
+                fresh = fresh or self.name not in {member.name for member in before}
+                members = self._decide(last, before, Member(self.node, self.name, fresh, phase, step))
+            except STORE_ERRORS as error:
+                raise _unreachable(self.node, error) from None
+            names = [member.name for member in members]
+            if self.name not in names:
+                why = f"node {self.node} registered late"
                 continue
-            here = {one.name for one in decided}
-            # Who decided may have been a moment ahead: half of the patience tells a silent one from one that is busy.
-            states = {
-                one.node: self._heartbeat.status(one.name, HEARTBEAT_TIMEOUT / 2)
-                for one in members
-                if one.name not in here
-            }
-            late = f"did not come within {self.timeout:g} s"
-            lost = {node: late if how == "alive" else how for node, how in states.items() if how != "finished"}
-            generation = Generation(last + 1, decided, self.name, lost)
-            self.generation = self._heartbeat.generation = generation
-            self._heartbeat.watch([member.name for member in decided])
+            lost = self._lost([member for member in before if member.name not in names])
+            self.generation = self._heartbeat.generation = Generation(last + 1, members, self.name, lost)
+            self._heartbeat.watch(names)
             try:
                 shared = PrefixStore(f"generation/{last + 1}/gloo", self.store.clone())
                 enable_tcp_keepalive()
-                generation.connect(shared, self.timeout)
+                self.generation.connect(shared, self.timeout)
             except NetworkError as error:
                 why = error
                 continue
-            return generation
-
-    def end(self, number: int, why: str) -> None:
-        """End an generation for everybody."""
-        if number >= 0:
-            self.store.compare_set(f"generation/{number}/end", "", why)
-        if self.generation is not None:
-            self._heartbeat.generation = None
-            self.generation.leave()
-            self.generation = None
+            return self.generation
 
     def finish(self) -> None:
-        """Leave for good: stay until the others have finished, too, or the generation ends."""
+        """Leave the training: wait until the other members have finished, too, or the generation ends."""
         self._heartbeat.set_final_status("finished")
         while self.generation is not None and not self.generation.ended:
             others = [member.name for member in self.generation.members if member.name != self.name]
             if not any(self._heartbeat.is_responsive(name) for name in others):
                 break
             time.sleep(POLL_INTERVAL)
-        if self.generation is not None:
-            self.generation.leave()
-            self.generation = None
+        self._leave()
         self._heartbeat.stop()
 
     def _abandon(self) -> None:
-        """At the end of the process, if it did not finish: the others know at once, and no thread is left behind."""
+        """At the exit of a process that did not finish: notify the others at once, and leave no thread behind."""
         self._heartbeat.set_final_status("gone: it ended before its training did")
-        if self.generation is not None:
-            self.generation.leave()
+        self._leave()
         self._heartbeat.stop()
 
+    def _end(self, number: int, why: object) -> None:
+        """End a generation for all its members."""
+        if number >= 0:
+            reason = str(why).rstrip(".")
+            self.store.compare_set(f"generation/{number}/end", "", reason[:1].lower() + reason[1:])
+        self._leave()
+
+    def _leave(self) -> None:
+        self._heartbeat.generation = None
+        if self.generation is not None:
+            self.generation.leave()
+            self.generation = None
+
     def _latest(self) -> tuple[int, list[Member]]:
-        """The last generation that was decided, and its members; -1 and nobody at the beginning."""
+        """Return the number of the last generation that was decided, and its members; -1 and [] at the start."""
         number = int(self.store.get("latest")) if self.store.check(["latest"]) else -1  # a hint: it may lag behind
         while self.store.check([f"generation/{number + 1}/members"]):
             number += 1
         return number, self._members(number) if number >= 0 else []
 
     def _members(self, number: int) -> list[Member]:
-        return [Member(**one) for one in json.loads(self.store.get(f"generation/{number}/members"))]
+        return [Member(**fields) for fields in json.loads(self.store.get(f"generation/{number}/members"))]
+
+    def _lost(self, absent: list[Member]) -> dict[int, str]:
+        """Return how each absent member was lost; without those that have finished."""
+        # The process that decided may have been a moment ahead: half of the timeout tells a silent member from a busy one.
+        states = {member.node: self._heartbeat.status(member.name, HEARTBEAT_TIMEOUT / 2) for member in absent}
+        late = f"did not register within {self.timeout:g} s"
+        return {node: late if state == "alive" else state for node, state in states.items() if state != "finished"}
 
     def _decide(self, last: int, before: list[Member], me: Member) -> list[Member]:
         """Register for the generation after the last one, and wait until its members are decided."""
@@ -329,68 +324,61 @@ class Membership:
         began = changed = time.monotonic()
         registered: dict[str, Member] = {}
         while not self.store.check([f"{key}/members"]):
-            now, many = time.monotonic(), len(registered)
+            now, count = time.monotonic(), len(registered)
             for text in self.store.get(f"{key}/registered").decode().splitlines():
                 member = Member(**json.loads(text))
                 registered[member.name] = member
-            changed = now if len(registered) > many else changed
-            missing = self._missing(last, before, registered, waiting=now - began < self.timeout)
-            if not missing and now - changed >= QUIET:
+            changed = now if len(registered) > count else changed
+            obstacle = self._obstacle(last, before, registered, waiting=now - began < self.timeout)
+            if not obstacle and now - changed >= SETTLE_SECONDS:
                 latest = {member.node: member for member in registered.values()}  # of two with one number, the later
                 members = [latest[node]._asdict() for node in sorted(latest)]
                 self.store.compare_set(f"{key}/members", "", json.dumps(members))
                 self.store.set("latest", str(last + 1))
             elif now - changed > (START_TIMEOUT if last < 0 else self.timeout + HEARTBEAT_TIMEOUT):
-                raise NetworkError(f"Node {self.node} cannot go on: {missing or 'no decision was made'}.")
+                raise NetworkError(f"Node {self.node} cannot continue. {obstacle or 'No decision was made'}.")
             time.sleep(POLL_INTERVAL)
         return self._members(last + 1)
 
-    def _missing(self, last: int, before: list[Member], registered: dict[str, Member], *, waiting: bool) -> str:
-        """What is missing before a decision can be made; nothing if it can."""
+    def _obstacle(self, last: int, before: list[Member], registered: dict[str, Member], *, waiting: bool) -> str:
+        """Return why the members cannot be decided yet; an empty string if they can."""
         nodes = {member.node for member in registered.values()}
         if last < 0:
             absent = sorted(set(range(self.size)) - nodes)
             for node in absent:
                 if self.store.check([f"dead/{node}"]):
                     how = self.store.get(f"dead/{node}").decode()
-                    raise NetworkError(f"Node {self.node} cannot go on: node {node} {how} before the training began.")
-            return f"nodes {absent} did not come within {START_TIMEOUT:g} s" if absent else ""
-        finished = [member for member in before if self._heartbeat.status(member.name) == "finished"]
-        if len(finished) == len(before):
-            raise NetworkError(f"Node {self.node} came when the training had finished.")
-        unfinished = [member for member in before if member not in finished]
-        if waiting and any(
-            one.name not in registered and self._heartbeat.is_responsive(one.name) for one in unfinished
-        ):
-            return "members that are alive did not come"
-        here = len(finished) + sum(member.node in nodes for member in unfinished)
-        if 2 * here <= len(before):
-            gone = [
-                f"node {one.node} ({self._heartbeat.status(one.name)})" for one in unfinished if one.node not in nodes
-            ]
+                    raise NetworkError(f"Node {self.node} cannot start: node {node} {how} before the training began.")
+            return f"Nodes {absent} did not register within {START_TIMEOUT:g} s" if absent else ""
+        states = {member: self._heartbeat.status(member.name) for member in before}
+        unfinished = {member: state for member, state in states.items() if state != "finished"}
+        if not unfinished:
+            raise NetworkError(f"Node {self.node} registered after the training had finished.")
+        if waiting and any(state == "alive" and member.name not in registered for member, state in unfinished.items()):
+            return "Members that are alive did not register"
+        gone = [f"node {member.node} ({state})" for member, state in unfinished.items() if member.node not in nodes]
+        left = len(before) - len(gone)
+        if 2 * left <= len(before):
             return (
-                f"only {here} of the {len(before)} members are left, and more than half are needed (lost: "
-                f"{', '.join(gone)}). Start again from the last checkpoint"
+                f"Quorum lost: {left} of {len(before)} members left, more than half are required (lost: "
+                f"{', '.join(gone)}). Start again to resume from the last checkpoint"
             )
         return ""
 
 
 def connect(*, timeout: float = TIMEOUT) -> Membership:
-    """Membership through the store that the environment names, as `perron launch` sets it."""
-    node, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    """Return a membership through the store that the environment names, as `perron launch` sets it."""
+    node, size, name = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]), os.environ.get("PERRON_NAME")
     try:
-        store = connect_store(timeout)
-        keys, name = PrefixStore(STORE_PREFIX, store), os.environ.get("PERRON_NAME")
-        if name is not None:  # the launcher is perron's
-            join(keys, read_secret(), f"Node {node}", timeout=timeout)
-        found = Membership(keys, node, size, name=name, timeout=timeout)
-        enable_tcp_keepalive()  # these connections, and that of its heartbeats
-        return found
-    except (RuntimeError, dist.DistError) as error:
-        raise NetworkError(f"Node {node} cannot reach the launcher's store: {first_line(error)}.") from None
+        store = PrefixStore(STORE_PREFIX, connect_store(timeout))
+        if name is not None:  # started by perron launch
+            join(store, read_secret(), f"Node {node}", timeout=timeout)
+        membership = Membership(store, node, size, name=name, timeout=timeout)
+        enable_tcp_keepalive()  # the connection of its heartbeats, too
+        return membership
+    except STORE_ERRORS as error:
+        raise _unreachable(node, error) from None
 
 
-def _clause(why: object) -> str:
-    """An error's sentence as a part of another."""
-    text = str(why).rstrip(".")
-    return text[:1].lower() + text[1:]
+def _unreachable(node: int, error: BaseException) -> NetworkError:
+    return NetworkError(f"Node {node} cannot reach the launcher's store: {first_line(error)}.")

@@ -1,14 +1,13 @@
-"""Who may take part in a training on several machines: those who know its secret.
+"""Mutual authentication of the launchers and nodes of one training by a shared secret.
 
-The store through which processes find each other asks nobody who they are. So the launcher that hosts it puts a question into it,
-a number of one's own; who comes answers with HMAC-SHA256(secret, question, own question, what it brings), and is answered in the
-same way. The secret itself is never sent. This keeps out accidents: a launcher of another training, an old one that still runs, a
-wrong address. It does not keep out attackers, who can write into the store without coming through the handshake, and it encrypts
-nothing.
+The store accepts every connection, so the launcher that hosts it publishes a random challenge. A process that wants to join sends
+HMAC-SHA256(secret, challenge, its own nonce, its name and options), and the host authenticates its reply in the same way. The
+secret is never sent. This excludes accidents: the launcher of another training, an old launcher that still runs, a wrong address.
+It does not exclude attackers, who can write to the store without a handshake, and nothing is encrypted.
 
-    handshake/question       of the host
-    handshake/knocks         a line of JSON for everybody who wants in
-    handshake/answer/ID      the host's, to the one who knocked as ID
+    handshake/challenge      of the host
+    handshake/requests       a line of JSON for each process that wants to join
+    handshake/reply/NONCE    the host's reply to the request with this nonce
 """
 
 from __future__ import annotations
@@ -22,105 +21,101 @@ from pathlib import Path
 from secrets import token_hex
 from typing import Any
 
-import torch.distributed as dist
-
 from perron.distributed.process_group import TIMEOUT, first_line
+from perron.distributed.store import STORE_ERRORS
 from perron.errors import FileError, NetworkError
 
-ENVIRONMENT_VARIABLE = "PERRON_SECRET"  # by which launchers tell their nodes, and may be told
-POLL_INTERVAL = 0.02  # seconds between looks at the store
-SHORTEST = 8  # characters
+ENVIRONMENT_VARIABLE = "PERRON_SECRET"  # for launchers, and from launchers to their nodes
+POLL_INTERVAL = 0.02  # seconds between two reads of the store
+MIN_LENGTH = 8  # characters
 
 
 def read_secret(file: str | Path | None = None) -> str:
-    """What is in a file that only its owner can read, or in the environment; nothing if there is none."""
-    if file is None:
-        told = os.environ.get(ENVIRONMENT_VARIABLE, "")
-        if told and len(told) < SHORTEST:
-            raise FileError(
-                f"The secret in {ENVIRONMENT_VARIABLE} has {len(told)} characters; it needs {SHORTEST} or more."
-            )
-        return told
-    path = Path(file)
-    try:
-        mode, text = path.stat().st_mode & 0o777, path.read_text().strip()
-    except (OSError, UnicodeDecodeError) as error:
-        raise FileError(f"Cannot read the secret in {path}: {getattr(error, 'strerror', None) or 'no text'}.") from None
-    if mode & 0o077:
-        raise FileError(f"Others may read the secret in {path} (mode {mode:o}): chmod 600 {path}")
-    if len(text) < SHORTEST:
-        raise FileError(f"The secret in {path} has {len(text)} characters; it needs {SHORTEST} or more.")
+    """Return the secret in a file that only its owner can read, or in the environment; empty if there is none."""
+    source, text = ENVIRONMENT_VARIABLE, os.environ.get(ENVIRONMENT_VARIABLE, "")
+    if file is not None:
+        source, path = str(file), Path(file)
+        try:
+            mode, text = path.stat().st_mode & 0o777, path.read_text().strip()
+        except (OSError, UnicodeDecodeError) as error:
+            reason = getattr(error, "strerror", None) or "no text"
+            raise FileError(f"Cannot read the secret in {path}: {reason}.") from None
+        if mode & 0o077:
+            raise FileError(f"Others may read the secret in {path} (mode {mode:o}): chmod 600 {path}")
+    if len(text) < MIN_LENGTH and (text or file is not None):
+        raise FileError(f"The secret in {source} has {len(text)} characters; it needs {MIN_LENGTH} or more.")
     return text
 
 
-def _sealed(key: str, *parts: str) -> str:
-    return hmac.new(key.encode(), json.dumps(parts).encode(), "sha256").hexdigest()
+def _mac(secret: str, *parts: str) -> str:
+    return hmac.new(secret.encode(), json.dumps(parts).encode(), "sha256").hexdigest()
 
 
 class Handshake:
-    """The host's side; `look` lets in those who have come.
+    """The host's side: `poll` replies to the processes that want to join.
 
     Args:
-        store: the launcher's, with the prefix of all keys.
-        key: the secret.
-        say: where those who were refused are named.
-        fits: what is wrong with that which somebody brings; nothing if it fits.
+        store: of the launcher, with the prefix of all keys.
+        secret: of this training.
+        say: is called with a sentence about each process that is refused.
+        conflict: returns what is wrong with the options of a process; empty if nothing is.
     """
 
     def __init__(
-        self, store: Any, key: str, say: Callable[[str], None], fits: Callable[[dict[str, Any]], str] = lambda _: ""
+        self,
+        store: Any,
+        secret: str,
+        say: Callable[[str], None],
+        conflict: Callable[[dict[str, Any]], str] = lambda _: "",
     ) -> None:
-        self.store, self.say, self.fits = store, say, fits
-        self._key, self._question, self._seen = key, token_hex(16), 0
-        store.set("handshake/knocks", "")
-        store.set("handshake/question", self._question)
+        self.store, self.say, self.conflict = store, say, conflict
+        self._secret, self._challenge, self._replied = secret, token_hex(16), 0
+        store.set("handshake/requests", "")
+        store.set("handshake/challenge", self._challenge)
 
     def poll(self) -> None:
-        """Answer those who have knocked since the last look."""
-        knocks = self.store.get("handshake/knocks").split(b"\n")[:-1]  # the last one has no end yet
-        for raw in knocks[self._seen :]:
-            self._seen += 1
+        """Reply to the requests since the last poll."""
+        requests = self.store.get("handshake/requests").split(b"\n")[:-1]  # the last line is incomplete
+        for raw in requests[self._replied :]:
+            self._replied += 1
             try:
-                own, said = self._judged(raw)
+                nonce, refusal = self._check(raw)
             except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
-                self.say(f"Refused somebody at the store, whose {len(raw)} bytes make no sense.")
+                self.say(f"Refused at the store: a malformed request of {len(raw)} bytes.")
                 continue
-            if said:
-                self.say(f"Refused at the store: {said}.")
-            self.store.set(f"handshake/answer/{own}", json.dumps([said, _sealed(self._key, "answer", own, said)]))
+            if refusal:
+                self.say(f"Refused at the store: {refusal}.")
+            reply = [refusal, _mac(self._secret, "reply", nonce, refusal)]
+            self.store.set(f"handshake/reply/{nonce}", json.dumps(reply))
 
-    def _judged(self, raw: bytes) -> tuple[str, str]:
-        """The question of somebody who has knocked, and why it is refused; an error of any kind if it makes no sense."""
-        told = json.loads(raw)
-        who, own, facts, seal = (str(told[name]) for name in ("who", "own", "facts", "seal"))
-        bytes.fromhex(own + seal)  # nothing else is compared, or becomes a key of the store
-        if not hmac.compare_digest(seal, _sealed(self._key, "knock", self._question, own, who, facts)):
-            return own[:64], f"{who[:80]!r} has another secret, or none"
-        wrong = self.fits(dict(json.loads(facts)))
-        return own[:64], f"{who[:80]!r}: {wrong}" if wrong else ""
+    def _check(self, raw: bytes) -> tuple[str, str]:
+        """Return the nonce of a request, and why it is refused; a malformed one raises an error of any kind."""
+        request = json.loads(raw)
+        name, nonce, config, mac = (str(request[field]) for field in ("name", "nonce", "config", "mac"))
+        bytes.fromhex(nonce + mac)  # nothing else is compared, or becomes a key of the store
+        if not hmac.compare_digest(mac, _mac(self._secret, "request", self._challenge, nonce, name, config)):
+            return nonce[:64], f"{name[:80]!r} has another secret, or none"
+        wrong = self.conflict(dict(json.loads(config)))
+        return nonce[:64], f"{name[:80]!r}: {wrong}" if wrong else ""
 
 
-def join(store: Any, key: str, who: str, facts: dict[str, Any] | None = None, timeout: float = TIMEOUT) -> None:
-    """Ask to be let in; an error if one is not, or if the host does not know the secret either."""
-    own, brought = token_hex(16), json.dumps(facts or {})
+def join(store: Any, secret: str, name: str, config: dict[str, Any] | None = None, *, timeout: float = TIMEOUT) -> None:
+    """Ask the host to join; an error if this process is refused, or if the host does not know the secret either."""
+    nonce, text = token_hex(16), json.dumps(config or {})
     try:
-        question = store.get("handshake/question").decode()
-        told = {"who": who, "own": own, "facts": brought}
-        seal = _sealed(key, "knock", question, own, who, brought)
-        store.append("handshake/knocks", json.dumps(told | {"seal": seal}) + "\n")
+        challenge = store.get("handshake/challenge").decode()
+        mac = _mac(secret, "request", challenge, nonce, name, text)
+        request = {"name": name, "nonce": nonce, "config": text, "mac": mac}
+        store.append("handshake/requests", json.dumps(request) + "\n")
         deadline = time.monotonic() + timeout
-        while not store.check([f"handshake/answer/{own}"]):
+        while not store.check([f"handshake/reply/{nonce}"]):
             if time.monotonic() > deadline:
-                raise NetworkError(
-                    f"{who} was not let in within {timeout:g} s: the launcher of node 0 does not answer."
-                )
+                raise TimeoutError(f"the launcher of node 0 did not reply within {timeout:g} s")
             time.sleep(POLL_INTERVAL)
-        said, answer = json.loads(store.get(f"handshake/answer/{own}"))
-    except (RuntimeError, dist.DistError, ValueError, TypeError) as error:
-        if isinstance(error, NetworkError):
-            raise
-        raise NetworkError(f"{who} cannot reach the store: {first_line(error)}.") from None
-    if said:
-        raise NetworkError(f"Refused at the store: {said}. All launchers need the same secret and the same options.")
-    if not hmac.compare_digest(str(answer).encode(), _sealed(key, "answer", own, "").encode()):
-        raise NetworkError(f"The store does not know the secret of {who}: is it that of another training?")
+        refusal, mac = json.loads(store.get(f"handshake/reply/{nonce}"))
+    except (*STORE_ERRORS, TimeoutError, ValueError, TypeError) as error:
+        raise NetworkError(f"{name} cannot join through the store: {first_line(error)}.") from None
+    if refusal:
+        raise NetworkError(f"Refused at the store: {refusal}. All launchers need the same secret and the same options.")
+    if not hmac.compare_digest(str(mac).encode(), _mac(secret, "reply", nonce, "").encode()):
+        raise NetworkError(f"The store does not know the secret of {name}: does it belong to another training?")

@@ -1,11 +1,10 @@
-"""Start one process for each node on this machine, host their store, and start nodes again when one has died.
+"""The launcher: start one worker process per node on this machine, host the store, and restart workers that died.
 
-A training that is elastic goes on without the dead, and they join again. Otherwise one death ends all, and all are started again:
-that is an *attempt*, with keys of its own in the store, and the script goes on from its last checkpoint.
+An elastic training continues without dead nodes, and restarted ones join it. Otherwise the death of one node ends all, and all
+are restarted: a new *attempt*, with its own keys in the store, in which the script resumes from its last checkpoint.
 
-The store, through which nodes find each other and agree who takes part, lives in the launcher: no node's death can take it away.
-On one machine it listens on the loopback interface only. Workers find what torchrun would tell them in their environment, so
-that scripts run under both.
+The store, through which nodes find each other and agree on the members, lives in the launcher and survives the death of any node.
+On one machine it listens on the loopback interface only. Workers get the environment variables of torchrun.
 """
 
 from __future__ import annotations
@@ -20,66 +19,59 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from datetime import timedelta
 from typing import Any
 
-import torch.distributed as dist
-from torch._C._distributed_c10d import TCPStore
 from torch.distributed.distributed_c10d import PrefixStore  # dist names it, but its types do not
 
 from perron.distributed.launch.fork_server import DEFAULTS, ForkedProcess, ForkServer
 from perron.distributed.launch.handshake import ENVIRONMENT_VARIABLE, Handshake, join
-from perron.distributed.process_group import (
-    EXIT_GRACE,
-    STALL_TIMEOUT,
-    START_TIMEOUT,
-    STOP_GRACE,
-    TIMEOUT,
-    check_timeout,
-    first_line,
-)
-from perron.distributed.store import STORE_PREFIX, enable_tcp_keepalive
-from perron.errors import NetworkError, PerronError
+from perron.distributed.process_group import EXIT_GRACE, STALL_TIMEOUT, START_TIMEOUT, STOP_GRACE, check_timeout
+from perron.distributed.store import LOOPBACK, STORE_ERRORS, STORE_PREFIX, open_store
+from perron.errors import PerronError
 
-POLL_INTERVAL = 0.05
-LOOPBACK = "127.0.0.1"
-ASKED = (128 + signal.SIGINT, 128 + signal.SIGTERM)  # the codes of nodes that were asked to end, and saved
+POLL_INTERVAL = 0.05  # seconds
+STOPPED = (128 + signal.SIGINT, 128 + signal.SIGTERM)  # exit codes of nodes that saved after a signal
 
 log = logging.getLogger("perron")
 
 
 @dataclass
 class Worker:
-    """A node's process."""
+    """The process of a node."""
 
     node: int
     starts: int = 0
     process: subprocess.Popen[bytes] | ForkedProcess | None = None
-    code: int | None = None  # of a process that is not started again
-    beat: str = ""  # the last heartbeat seen, and when
+    code: int | None = None  # of a process that ended and is not restarted
+    heartbeat: str = ""  # the last value in the store, and when it changed
     since: float = 0.0
 
     @property
     def name(self) -> str:
-        """A new one for every start."""
+        """A new name for every start."""
         return f"{self.node}.{self.starts}"
+
+    @property
+    def running(self) -> bool:
+        """Whether it has a process that has not ended."""
+        return self.process is not None and self.process.poll() is None
 
 
 class Launcher:
-    """The nodes of one machine.
+    """The workers of one machine.
 
     Args:
-        command: what each of them runs.
-        nodes: how many here.
-        size: how many in all; as many as here if None.
-        first: the number of the first one here; the launcher of node 0 hosts the store.
-        store: HOST:PORT of the store; on loopback, at a free port, if all nodes are here.
-        elastic: whether nodes go on without one that died. If not, all are ended.
-        restarts: how many times, in all, a node that died is started again; if not elastic, all nodes together.
-        secret: what launchers of one training have in common, see `perron.distributed.launch.handshake`.
-        grace: seconds for nodes that were told to end, as to save; longer than a step and a save take.
-        say: where to tell what happens.
-        fork_server: from which nodes are forked; they are started as processes of their own if None.
+        command: the command that every worker runs.
+        nodes: number of nodes on this machine.
+        size: number of nodes on all machines; ``nodes`` if None.
+        first: the number of the first node on this machine; the launcher of node 0 hosts the store.
+        store: HOST:PORT of the store; a free port of the loopback interface if None, if all nodes are on this machine.
+        elastic: whether the other nodes continue when one has died. If not, all end.
+        restarts: how many times a node that died is restarted, in total; if not elastic, all nodes together.
+        secret: shared by all launchers of one training, see `perron.distributed.launch.handshake`.
+        grace: seconds for nodes to finish a step, save and exit after a signal.
+        say: is called with a sentence about each event.
+        fork_server: forks the workers; they are started as new interpreters if None.
     """
 
     def __init__(
@@ -98,7 +90,7 @@ class Launcher:
         fork_server: ForkServer | None = None,
     ) -> None:
         self.command, self.size, self.elastic, self.restarts, self.say = command, size or nodes, elastic, restarts, say
-        self.fork_server, self.grace = fork_server, check_timeout(grace)
+        self.fork_server, self.grace, self.secret = fork_server, check_timeout(grace), secret
         if nodes < 1 or first < 0 or restarts < 0:
             raise PerronError(f"Give at least one node, and no negative numbers; got {nodes}, {first} and {restarts}.")
         if first + nodes > self.size:
@@ -108,33 +100,39 @@ class Launcher:
                 "Nodes on several machines need --store HOST:PORT, with the address of the first machine."
             )
         self.workers = [Worker(first + place) for place in range(nodes)]
-        self.attempt = 0  # at a training that is not elastic
-        self.guests: set[int] = set()  # nodes of other launchers that were let in
-        self.host, self.port, opened = _opened(store, serve=first == 0)
+        self.attempt = 0
+        self.host, self.port, opened = open_store(store, serve=first == 0)
         self.store = PrefixStore(STORE_PREFIX, opened)
-        self.secret = secret
-        self.terms = {"size": self.size, "elastic": elastic} | ({} if elastic else {"restarts": restarts})
-        self.handshake = Handshake(self.store, secret, say, self._misfit) if first == 0 else None
-        if self.handshake is None:
-            here = [worker.node for worker in self.workers]
-            who = f"The launcher of nodes {here[0]} to {here[-1]} on {socket.gethostname()}"
-            brought = self.terms | {"nodes": here}
-            join(self.store, secret, who, brought, timeout=START_TIMEOUT)  # the host may still be importing
+        self.config = {"size": self.size, "elastic": elastic} | ({} if elastic else {"restarts": restarts})
+        self._remote_nodes: set[int] = set()  # of other launchers that have joined
+        self._handshake = Handshake(self.store, secret, say, self._conflict) if first == 0 else None
+        if self._handshake is None:
+            name = f"The launcher of nodes {first} to {first + nodes - 1} on {socket.gethostname()}"
+            config = self.config | {"nodes": [worker.node for worker in self.workers]}
+            join(self.store, secret, name, config, timeout=START_TIMEOUT)  # the host may still be importing
 
     def run(self) -> int:
-        """Start all and wait for them; 0 if training was finished by somebody, and nobody failed who was not done without."""
+        """Start all workers, wait for them, and return the exit code.
+
+        It is 0 if all succeeded, or if the training is elastic and some did; 128 + the number of a signal that ended it; or 1.
+        """
         old = {number: signal.signal(number, _interrupt) for number in (signal.SIGTERM, signal.SIGINT)}
         try:
             while True:
                 for worker in self.workers:
                     self._start(worker)
-                if self.fork_server is not None and not self.restarts:  # nobody will be forked again
+                if self.fork_server is not None and not self.restarts:  # not needed any more
                     self.fork_server.close()
-                self._watch()
-                if not self._again():
+                self._supervise()
+                if not self._restart_all():
                     break
-        except _Interrupted as told:
-            return self._interrupted(told.number)
+        except _Interrupted as interrupt:
+            (number,) = interrupt.args
+            running = sum(worker.running for worker in self.workers)
+            self.say(f"Ending {running} nodes: {_signal_name(number)}. A second signal ends them at once.")
+            with suppress(_Interrupted):
+                self._stop(signal.SIGTERM)
+            return int(128 + number)
         finally:
             for number in old:
                 signal.signal(number, signal.SIG_IGN)
@@ -142,18 +140,16 @@ class Launcher:
             for number, handler in old.items():
                 signal.signal(number, handler)
         codes = [worker.code for worker in self.workers]
-        asked = [code for code in codes if code in ASKED]
-        if asked:
-            return asked[0] or 0
+        if stopped := [code for code in codes if code in STOPPED]:
+            return stopped[0] or 0
         if not any(codes):
-            with suppress(RuntimeError, dist.DistError):
-                self.store.set(f"a{self.attempt}/finished", f"nodes {[worker.node for worker in self.workers]}")
+            self._publish(f"attempt/{self.attempt}/finished", f"nodes {[worker.node for worker in self.workers]}")
         return 0 if not any(codes) or (self.elastic and 0 in codes) else 1
 
     def _start(self, worker: Worker) -> None:
         worker.starts += 1
         worker.code = None
-        told = {
+        variables = {
             "RANK": worker.node,
             "WORLD_SIZE": self.size,
             "LOCAL_RANK": worker.node - self.workers[0].node,
@@ -168,209 +164,164 @@ class Launcher:
             ENVIRONMENT_VARIABLE: self.secret,
         }
         loopback = {} if self.host != LOOPBACK else {"GLOO_SOCKET_IFNAME": "lo" if sys.platform == "linux" else "lo0"}
-        environment = DEFAULTS | loopback | os.environ | {name: str(value) for name, value in told.items()}
+        environment = DEFAULTS | loopback | os.environ | {name: str(value) for name, value in variables.items()}
         worker.process = self.fork_server.fork(environment) if self.fork_server is not None else None
         if worker.process is None:
             self.fork_server = None
             worker.process = subprocess.Popen(  # noqa: S603 - the user's own command
                 list(self.command),
                 env=environment,
-                start_new_session=True,  # Ctrl-C is typed to the launcher, which tells every node once
+                start_new_session=True,  # Ctrl-C reaches the launcher only, which signals every node once
             )
 
-    def _watch(self) -> None:
-        """Until all have ended; if not elastic, until one has died, anywhere."""
+    def _supervise(self) -> None:
+        """Wait until all workers have ended; if not elastic, until one has died on any machine."""
         while any(worker.code is None for worker in self.workers):
             time.sleep(POLL_INTERVAL)
-            if self.handshake is not None:
-                with suppress(RuntimeError, dist.DistError):
-                    self.handshake.poll()
-            ended = self._just_ended()
+            if self._handshake is not None:
+                with suppress(*STORE_ERRORS):
+                    self._handshake.poll()
+            ended = self._collect_codes()
             for worker, code in ended:
-                self._ended(worker, code)
-            bad = [(worker, code) for worker, code in ended if code]
-            if any(code in ASKED for _, code in bad):  # all nodes agreed to save and end
+                self._on_end(worker, code)
+            failed = [code for _, code in ended if code]
+            if any(code in STOPPED for code in failed):  # all nodes agreed to save and exit
                 self._wait(self.grace)
-                self._just_ended()
+                self._collect_codes()
                 return
-            if not self.elastic and (bad or self._over_elsewhere()):
-                self._farewell()
+            if not self.elastic and (failed or self._failed_elsewhere()):
+                self._end_attempt()
                 return
-            self._end_silent()
+            if self.elastic and self._any_finished():
+                self._kill_stalled()
 
-    def _just_ended(self) -> list[tuple[Worker, int]]:
-        """Those that have ended since the last look, the killed ones first: others may have ended because of them."""
-        found = []
+    def _collect_codes(self) -> list[tuple[Worker, int]]:
+        """Return the workers that have ended since the last call, the killed ones first: they may have caused other ends."""
+        ended = []
         for worker in self.workers:
             if worker.code is None and worker.process is not None and (code := worker.process.poll()) is not None:
                 worker.code = code
-                found.append((worker, code))
-        return sorted(found, key=lambda one: one[1])
+                ended.append((worker, code))
+        return sorted(ended, key=lambda pair: pair[1])
 
-    def _ended(self, worker: Worker, code: int) -> None:
-        """Tell the others; if elastic, start it again or not."""
-        how = f"was killed by {_name(-code)}" if code < 0 else f"ended with code {code}"
-        with suppress(RuntimeError, dist.DistError):
-            self.store.set(f"heartbeat/{worker.name}", "finished" if code == 0 else f"gone: {how.removeprefix('was ')}")
-        if code == 0 or code in ASKED:
+    def _on_end(self, worker: Worker, code: int) -> None:
+        """Publish how a worker ended; if elastic, restart it unless that is pointless."""
+        how = f"was killed by {_signal_name(-code)}" if code < 0 else f"ended with code {code}"
+        self._publish(f"heartbeat/{worker.name}", "finished" if code == 0 else f"gone: {how.removeprefix('was ')}")
+        if code == 0 or code in STOPPED:
             return
-        why = self._in_vain() if self.elastic and self.restarts else ""
-        if self.elastic and self.restarts > 0 and not self._done() and not why:
+        obstacle = self._restart_obstacle() if self.elastic and self.restarts else ""
+        if self.elastic and self.restarts and not self._any_finished() and not obstacle:
             self.restarts -= 1
-            self.say(f"Node {worker.node} {how}; it is started again ({self.restarts} restarts left).")
+            self.say(f"Node {worker.node} {how}; restarting it ({self.restarts} restarts left).")
             self._start(worker)
             return
-        self.say(f"Node {worker.node} {how}.{f' {why}, so it is not started again.' if why else ''}")
-        with suppress(RuntimeError, dist.DistError):
-            self.store.set(f"dead/{worker.node}", how)
-            self.store.compare_set(f"a{self.attempt}/end", "", f"node {worker.node} {how}")
+        self.say(f"Node {worker.node} {how}.{f' {obstacle}, so it is not restarted.' if obstacle else ''}")
+        self._publish(f"dead/{worker.node}", how)
+        with suppress(*STORE_ERRORS):
+            self.store.compare_set(f"attempt/{self.attempt}/end", "", f"node {worker.node} {how}")
 
-    def _over_elsewhere(self) -> bool:
-        """Whether a node has died on another machine."""
-        key = f"a{self.attempt}/end"
-        if self.size == len(self.workers):
-            return False
-        try:
-            over = self.store.check([key])
-        except (RuntimeError, dist.DistError):  # the host has ended: with its nodes, so that ours will see it
-            return False
-        if over:
-            self.say(f"On another machine {self.store.get(key).decode()}.")
-        return bool(over)
+    def _failed_elsewhere(self) -> bool:
+        """Return whether a node has died on another machine."""
+        reason = self._read(f"attempt/{self.attempt}/end") if self.size > len(self.workers) else ""
+        if reason:
+            self.say(f"On another machine {reason}.")
+        return bool(reason)
 
-    def _farewell(self) -> None:
-        """A node has died: the others have a moment to say what they saw, and are ended."""
+    def _end_attempt(self) -> None:
+        """Give the other nodes the grace period to report the death of one, then kill them."""
         self._wait(EXIT_GRACE)
-        for worker, code in self._just_ended():
+        for worker, code in self._collect_codes():
             if code < 0:
-                self.say(f"Node {worker.node} was killed by {_name(-code)}.")
+                self.say(f"Node {worker.node} was killed by {_signal_name(-code)}.")
         self._stop(signal.SIGKILL)
 
-    def _again(self) -> bool:
-        """Whether all are started once more, after one has died."""
+    def _restart_all(self) -> bool:
+        """Begin another attempt if a node has died and restarts are left; return whether."""
         codes = [worker.code for worker in self.workers]
-        if self.elastic or not any(codes) or any(code in ASKED for code in codes) or not self.restarts:
+        if self.elastic or not any(codes) or any(code in STOPPED for code in codes) or not self.restarts:
             return False
-        if why := self._in_vain():
-            self.say(f"{why}, so nobody is started again.")
+        if obstacle := self._restart_obstacle():
+            self.say(f"{obstacle}, so no node is restarted.")
             return False
         self.restarts -= 1
         self.attempt += 1
-        self.say(f"All nodes are started again ({self.restarts} restarts left).")
+        self.say(f"Restarting all nodes ({self.restarts} restarts left).")
         return True
 
-    def _in_vain(self) -> str:
-        """Why nodes that were started again would wait for others in vain, if they would."""
-        key = f"a{self.attempt}/finished"
-        try:
-            if self.store.check([key]) and not self.elastic:
-                return f"On another machine {self.store.get(key).decode()} have finished already"
-        except (RuntimeError, dist.DistError):
+    def _restart_obstacle(self) -> str:
+        """Return why restarted nodes would wait for others in vain; empty if they would not."""
+        finished = self._read(f"attempt/{self.attempt}/finished")
+        if finished is None:
             return "The store at node 0 is gone"
-        return ""
+        return f"On another machine {finished} have finished already" if finished and not self.elastic else ""
 
-    def _interrupted(self, number: int) -> int:
-        """The first time nodes may save; the second time they may not."""
-        self.say(f"Ending {self._running()} nodes: {_name(number)}. Once more ends them at once.")
-        with suppress(_Interrupted):
-            self._stop(signal.SIGTERM)
-        return 128 + number
-
-    def _done(self) -> bool:
+    def _any_finished(self) -> bool:
         return any(worker.code == 0 for worker in self.workers)
 
-    def _end_silent(self) -> None:
-        """When some have finished, those that were stopped or hang are ended: nobody trains with them any more."""
-        for worker in self.workers if self._done() and self.elastic else ():
+    def _kill_stalled(self) -> None:
+        """Kill workers that are stopped or hang after others have finished: no node trains with them any more."""
+        for worker in self.workers:
             if worker.code is None and worker.process is not None:
-                key = f"heartbeat/{worker.name}"
-                try:
-                    beat = self.store.get(key).decode() if self.store.check([key]) else ""
-                except (RuntimeError, dist.DistError):  # its host has ended, since its own nodes have finished
+                value = self._read(f"heartbeat/{worker.name}")
+                if value is None:  # the store's host has exited, since its own nodes have finished
                     return
-                if beat != worker.beat:
-                    worker.beat, worker.since = beat, time.monotonic()
-                elif time.monotonic() - worker.since > STALL_TIMEOUT and beat != "finished":
-                    self.say(f"Node {worker.node} is silent, and the others have finished; it is ended.")
+                if value != worker.heartbeat:
+                    worker.heartbeat, worker.since = value, time.monotonic()
+                elif time.monotonic() - worker.since > STALL_TIMEOUT and value != "finished":
+                    self.say(f"Node {worker.node} is silent, and the others have finished; killing it.")
                     worker.process.kill()
 
-    def _running(self) -> int:
-        return sum(worker.process is not None and worker.process.poll() is None for worker in self.workers)
+    def _publish(self, key: str, value: str) -> None:
+        with suppress(*STORE_ERRORS):
+            self.store.set(key, value)
 
-    def _wait(self, patience: float) -> None:
-        """For all to end by themselves."""
-        deadline = time.monotonic() + patience
-        while self._running() and time.monotonic() < deadline:
+    def _read(self, key: str) -> str | None:
+        """Return a value of the store; empty if it is not set, None if the store cannot be reached."""
+        try:
+            return self.store.get(key).decode() if self.store.check([key]) else ""
+        except STORE_ERRORS:
+            return None
+
+    def _wait(self, seconds: float) -> None:
+        """Wait until all workers have ended, but not longer."""
+        deadline = time.monotonic() + seconds
+        while any(worker.running for worker in self.workers) and time.monotonic() < deadline:
             time.sleep(POLL_INTERVAL)
 
     def _stop(self, number: int) -> None:
-        """End all: the signal, and then without mercy."""
+        """Send the signal, then SIGKILL after the grace period."""
         for sent in (number, signal.SIGKILL):
             for worker in self.workers:
-                if worker.process is not None and worker.process.poll() is None:
+                if worker.process is not None and worker.running:
                     worker.process.send_signal(sent)
-                    worker.process.send_signal(signal.SIGCONT)  # one that was stopped cannot end
+                    worker.process.send_signal(signal.SIGCONT)  # a stopped process cannot exit
             self._wait(self.grace)
-        self._just_ended()
+        self._collect_codes()
 
-    def _misfit(self, theirs: dict[str, Any]) -> str:
-        """What is wrong with what another launcher brings; nodes of an elastic training bring nothing."""
-        for name, mine in self.terms.items():
-            if (other := theirs.get(name, mine)) != mine:
-                return f"--{name} is {other} there and {mine} at node 0; they need the same"
-        theirs_here = set(theirs.get("nodes", ()))
-        if taken := theirs_here & ({worker.node for worker in self.workers} | self.guests):
-            return f"node {min(taken)} is here already; check --first"
-        if not self.elastic:  # else they may have died, and come again
-            self.guests |= theirs_here
+    def _conflict(self, config: dict[str, Any]) -> str:
+        """Return what is wrong with the options of another launcher; nodes of an elastic training send none."""
+        for name, mine in self.config.items():
+            if (theirs := config.get(name, mine)) != mine:
+                return f"--{name} is {theirs} there and {mine} at node 0; they must be equal"
+        nodes = set(config.get("nodes", ()))
+        if taken := nodes & ({worker.node for worker in self.workers} | self._remote_nodes):
+            return f"node {min(taken)} exists already; check --first"
+        if not self.elastic:  # else its launcher may have died, and be started again
+            self._remote_nodes |= nodes
         return ""
 
 
 class _Interrupted(BaseException):
-    """A signal to end."""
-
-    def __init__(self, number: int) -> None:
-        super().__init__(number)
-        self.number = number
-
-
-def _name(number: int) -> str:
-    """Of a signal."""
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"
+    """A signal to end, by its number."""
 
 
 def _interrupt(number: int, _frame: Any) -> None:
     raise _Interrupted(number)
 
 
-def _opened(address: str | None, *, serve: bool) -> tuple[str, int, Any]:
-    """The store: served here, or reached at another machine."""
-    host, port = LOOPBACK, 0
-    if address is not None:
-        host, _, digits = address.rpartition(":")
-        if not host or not digits.isdecimal():
-            raise PerronError(f"A store's address is HOST:PORT, as 10.0.0.1:29500; got {address!r}.")
-        port = int(digits)
+def _signal_name(number: int) -> str:
     try:
-        if serve:
-            listening = socket.create_server((host, port))
-            port = listening.getsockname()[1]
-        opened = TCPStore(
-            host,
-            port,
-            is_master=serve,
-            timeout=timedelta(seconds=START_TIMEOUT),  # until the host is there
-            wait_for_workers=False,
-            master_listen_fd=listening.detach() if serve else None,
-        )
-        opened.set_timeout(timedelta(seconds=TIMEOUT))
-        if not serve:
-            enable_tcp_keepalive(host, port)
-    except (OSError, RuntimeError, dist.DistError) as error:
-        raise NetworkError(
-            f"The store at {host}:{port} cannot be {'opened' if serve else 'reached'}: {first_line(error)}."
-        ) from None
-    return host, port, opened
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"

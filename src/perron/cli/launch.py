@@ -1,0 +1,79 @@
+"""``perron launch``: train with one process for each node."""
+
+from __future__ import annotations
+
+import gc
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from perron.cli.app import ExitCode, print_status
+from perron.cli.options import flag, option
+from perron.errors import PerronError
+
+SCRIPT_OPTIONS = {
+    "ignore_unknown_options": True,
+    "allow_interspersed_args": False,
+}  # those after the script are its own
+
+
+def launch(
+    script: Annotated[list[str], typer.Argument(metavar="SCRIPT [ARGS]", help="A Python script and its options.")],
+    nodes: Annotated[int, option("--nodes -n", "N", "How many nodes to run on this machine.")] = 4,
+    elastic: Annotated[bool, flag("--elastic", "Continue when nodes die, and let others join.")] = False,
+    restarts: Annotated[
+        int, option("--restarts", "N", "How often to restart after a death: all nodes, with --elastic the dead one.")
+    ] = 0,
+    module: Annotated[bool, typer.Option("--module", "-m", help="SCRIPT is the name of a module.")] = False,
+    size: Annotated[int | None, option("--size", "N", "Nodes on all machines, if there are several.")] = None,
+    first: Annotated[int, option("--first", "NODE", "The number of the first node on this machine.")] = 0,
+    store: Annotated[
+        str | None, option("--store", "HOST:PORT", "Address of the store, on the machine with node 0.")
+    ] = None,
+    grace: Annotated[float, option("--grace", "SECONDS", "Time for nodes to save and exit after a signal.")] = 30.0,
+    secret_file: Annotated[
+        Path | None, option("--secret-file", "FILE", "A secret shared by all launchers (or PERRON_SECRET).")
+    ] = None,
+) -> None:
+    """Train with one process for each node.
+
+    Runs the same scripts as torchrun; options of the script follow it. When a node dies, all end; with --restarts they are
+    restarted and resume from the last checkpoint; with --elastic the others continue without it. After Ctrl-C, scripts with a
+    perron.Keeper save before they end.
+
+    perron launch --nodes 4 examples/train_mnist.py
+    perron launch --nodes 4 --restarts 3 examples/train_mnist.py
+    perron launch --nodes 5 --elastic --restarts 3 examples/train_mnist.py
+    """
+    if not module and not Path(script[0]).is_file():
+        raise PerronError(f"There is no script {script[0]}.")
+    if not 0 < grace < float("inf"):
+        raise PerronError(f"--grace is a number of seconds, more than 0; got {grace:g}.")
+    from perron.distributed.launch.fork_server import ForkServer
+
+    command = [sys.executable, *(["-m"] if module else []), *script]
+    fork_server = ForkServer.for_command(command)  # imports PyTorch while this process does
+    from perron.distributed.launch.handshake import read_secret
+    from perron.distributed.launch.launcher import Launcher
+
+    try:
+        code = Launcher(
+            command,
+            nodes=nodes,
+            size=size,
+            first=first,
+            store=store,
+            elastic=elastic,
+            restarts=restarts,
+            secret=read_secret(secret_file),
+            grace=grace,
+            say=lambda text: print_status(f"perron: {text}"),
+            fork_server=fork_server,
+        ).run()
+    finally:
+        if fork_server is not None:
+            fork_server.close()
+    gc.freeze()  # the collection at the interpreter's exit takes most of a second, since torch is large
+    raise typer.Exit(ExitCode.FAILED if code == 1 else code)
