@@ -45,20 +45,23 @@ LEAD = 400  # steps from the end of the faults to the end of the training
 LONG = 29.0  # minutes of a soak that counts
 BARS = {"faults": 100, "memory": 0.05, "gap": 60.0}
 ENGINE = [
-    "agreement",
-    "atomic",
-    "checkpoint",
-    "distributed",
-    "door",
-    "flat",
-    "keyed",
-    "launch",
-    "locks",
-    "optim",
-    "peers",
-    "saved",
-    "zygote",
-]  # what is soaked
+    "_storage/atomic",
+    "_storage/lockfile",
+    "_storage/tensorfile",
+    "distributed/checkpoint",
+    "distributed/consistency",
+    "distributed/exchange",
+    "distributed/flat_parameters",
+    "distributed/launch/fork_server",
+    "distributed/launch/handshake",
+    "distributed/launch/launcher",
+    "distributed/launch/worker",
+    "distributed/node",
+    "distributed/optimizer",
+    "distributed/process_group",
+    "distributed/store",
+    "random",
+]  # the modules that are soaked
 HERE = Path(__file__).resolve()
 
 

@@ -1,7 +1,6 @@
-"""Training that goes on without dead nodes, in real processes under the launcher."""
+"""Elastic training: it continues without dead nodes, in real processes under the launcher."""
 
 import json
-import os
 import re
 import signal
 import socket
@@ -26,12 +25,12 @@ from perron.networks.restrict import restrict
 from perron.networks.spectral import perron as perron_vector
 
 SUPPORT = Path(__file__).parents[1] / "support"
-LONG = 240  # seconds; a test that is well takes 10 to 20
+LONG = 240  # seconds; on a machine without other load these trainings take 10 to 20
 
 
 @pytest.fixture
 def launched(tmp_path):
-    """`perron launch` of surviving.py, as a process; ended with the test, and its workers with it."""
+    """Start `perron launch` of worker_elastic.py; it is killed with its workers when the test ends."""
     running = []
 
     def launch(*, nodes=5, elastic=True, restarts=0, **options):
@@ -48,7 +47,7 @@ def launched(tmp_path):
 
 
 def ended(process, timeout=LONG):
-    """Its exit code and what it said."""
+    """Wait for a launcher; return its exit code and its messages."""
     try:
         _, said = process.communicate(timeout=timeout)
     except subprocess.TimeoutExpired:
@@ -73,7 +72,7 @@ def check(found, nodes):
 
 @pytest.mark.parametrize("graph", ["default", "fixed", "function"])
 def test_survivors_of_two_kills_reach_the_optimum_of_their_average(graph, launched, tmp_path):
-    process = launched(faults={"1": ["kill", 40], "3": ["kill", 100]}, graph=graph)
+    process = launched(faults={"1": ["kill", 40], "3": ["kill", 100]}, graph=graph, timeout=60)
     code, said = ended(process)
     assert code == 0, said
     found = results(tmp_path)
@@ -82,7 +81,7 @@ def test_survivors_of_two_kills_reach_the_optimum_of_their_average(graph, launch
         lost = {node: how for change in one["changes"] for node, how in change["lost"].items()}
         assert lost == {"1": "killed by SIGKILL", "3": "killed by SIGKILL"}, lost
         assert one["changes"][-1]["members"] == [0, 2, 4]
-        assert all(change["seconds"] < 5 for change in one["changes"])
+        assert all(change["seconds"] < 30 for change in one["changes"])  # without waiting for the timeout
         assert one["averages"][-1][2] == pytest.approx(2.0)  # buffers of 0, 2 and 4
     assert "The objective is now the average over nodes 0, 2, 4." in said
     assert "Node 1 was killed by SIGKILL." in said
@@ -91,13 +90,12 @@ def test_survivors_of_two_kills_reach_the_optimum_of_their_average(graph, launch
 def test_a_restarted_and_a_stopped_node_come_back_as_new(launched, tmp_path):
     faults, files = {"1": ["kill", 30], "2": ["stop", 60]}, ["1.2.step", "continued"]
     process = launched(restarts=1, faults=faults, steps=800, save=True, **{"await": files})
-    deadline = time.monotonic() + LONG
-    stopped = tmp_path / "2.1.pid"
-    while not (stopped.exists() and psutil.Process(int(stopped.read_text())).status() == psutil.STATUS_STOPPED):
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
-    time.sleep(4)
-    os.kill(int(stopped.read_text()), signal.SIGCONT)
+    until((tmp_path / "2.faulty").exists)
+    stopped = psutil.Process(int((tmp_path / "2.1.pid").read_text()))
+    until(lambda: stopped.status() == psutil.STATUS_STOPPED)
+    step = int(read(tmp_path / "0.1.step"))
+    until(lambda: int(read(tmp_path / "0.1.step")) > step + 10)  # the others have noticed, and continue without it
+    stopped.send_signal(signal.SIGCONT)
     (tmp_path / "continued").touch()
     code, said = ended(process)
     assert code == 0, said
@@ -110,7 +108,7 @@ def test_a_restarted_and_a_stopped_node_come_back_as_new(launched, tmp_path):
     assert "killed by SIGKILL" in kinds
     assert any("silent" in how for how in kinds), kinds
     assert {node for change in found[0]["changes"] for node in change["joined"]} == {1, 2}
-    # all five start again from the checkpoints of the five
+    # all five resume from the checkpoints of the five
     process = launched(steps=900, save=True)
     code, said = ended(process)
     assert code == 0, said
@@ -123,14 +121,12 @@ def test_chaos_leaves_the_optimum_where_it_was(launched, tmp_path):
     wait_for_steps(tmp_path, 5)
     for kind in dice.permutation(["kill", "kill", "kill", "stop", "stop"]):
         children = sorted(psutil.Process(process.pid).children(), key=lambda child: child.pid)
-        victim = dice.choice(children[1:])  # the first is the one from which nodes are forked
+        victim = dice.choice(children[1:])  # the first is the fork server
         victim.send_signal(signal.SIGKILL if kind == "kill" else signal.SIGSTOP)
         time.sleep(dice.uniform(2.5, 5))
         if kind == "stop":
             victim.send_signal(signal.SIGCONT)
-    deadline = time.monotonic() + LONG
-    while not everybody_moves(tmp_path):
-        assert time.monotonic() < deadline
+    until(lambda: all_nodes_step(tmp_path))
     (tmp_path / "calm").touch()
     code, said = ended(process)
     assert code == 0, said
@@ -138,7 +134,21 @@ def test_chaos_leaves_the_optimum_where_it_was(launched, tmp_path):
     assert said.count("was killed by SIGKILL; restarting it") == 3
 
 
-def everybody_moves(folder):
+def until(condition):
+    """Wait until a condition holds."""
+    deadline = time.monotonic() + LONG
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def read(path):
+    """Return the text of a file that is rewritten all the time: it is empty for a moment."""
+    until(lambda: path.exists() and path.read_text())
+    return path.read_text() or read(path)
+
+
+def all_nodes_step(folder):
     """Whether five nodes make steps."""
 
     def steps():
@@ -159,25 +169,23 @@ def test_a_newcomer_takes_over_the_learning_rate(launched, tmp_path):
 
 
 def test_schedules_that_are_a_step_apart_and_exits_without_close(launched, tmp_path):
-    began = time.monotonic()
     code, said = ended(launched(nodes=4, faults={"1": ["kill", 40]}, leave="2", fall=True, steps=400))
     assert code == 0, said
     check(results(tmp_path), [0, 3])
     assert "Node 2 ended with code 3." in said
-    assert time.monotonic() - began < LONG / 2
 
 
-def test_what_is_left_over_when_the_others_have_finished(launched, tmp_path, monkeypatch):
+def test_what_is_left_over_when_the_others_have_finished(launched, tmp_path):
     code, said = ended(launched(restarts=50, nodes=4, faults={"1": ["stop", 40], "2": ["kill", 95]}, steps=100))
     assert code == 0, said
     assert set(results(tmp_path)) >= {0, 3}
     assert "Node 1 is silent, and the others have finished; killing it." in said
-    assert said.count("restarting it") <= 2
+    assert said.count("restarting it") <= 1
 
 
 def test_a_newcomer_that_does_not_fit_is_sent_away(launched, tmp_path):
     faults = {"2": ["kill", 20]}
-    process = launched(restarts=1, nodes=3, faults=faults, odd=True, steps=800, **{"await": ["2.2.pid"]})
+    process = launched(restarts=1, nodes=3, faults=faults, odd=True, steps=800, **{"await": ["2.2.refused"]})
     code, said = ended(process)
     assert code == 0, said
     check(results(tmp_path), [0, 1])
@@ -185,8 +193,8 @@ def test_a_newcomer_that_does_not_fit_is_sent_away(launched, tmp_path):
     assert "Node 2 ended with code 1." in said
 
 
-def test_less_than_half_do_not_go_on(launched, tmp_path):
-    process = launched(faults={str(node): ["kill", 40] for node in (0, 1, 2)}, steps=3000)
+def test_less_than_half_do_not_continue(launched, tmp_path):
+    process = launched(faults={str(node): ["kill", 40] for node in (0, 1, 2)}, together=True, steps=3000)
     code, said = ended(process)
     assert code == 3, said
     assert re.search(r"Quorum lost: \d of 5 members left, more than half are required", said)
@@ -208,16 +216,13 @@ def test_workers_end_with_their_launcher(launched, tmp_path):
     children = psutil.Process(process.pid).children()
     assert len(children) == 3
     process.kill()
-    _, alive = psutil.wait_procs(children, timeout=5)
+    _, alive = psutil.wait_procs(children, timeout=LONG / 2)
     assert alive == []
     process.communicate()
 
 
 def wait_for_steps(folder, nodes):
-    deadline = time.monotonic() + LONG
-    while len(list(folder.glob("*.step"))) < nodes:
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    until(lambda: len(list(folder.glob("*.step"))) >= nodes)
 
 
 def test_nothing_listens_beyond_loopback_and_a_signal_ends_all(launched, tmp_path):
@@ -231,7 +236,7 @@ def test_nothing_listens_beyond_loopback_and_a_signal_ends_all(launched, tmp_pat
         if connection.status == psutil.CONN_LISTEN
     }
     process.send_signal(signal.SIGTERM)
-    _, said = process.communicate(timeout=20)
+    _, said = ended(process)
     assert listening == {"127.0.0.1"}
     assert process.returncode == 128 + signal.SIGTERM
     assert "SIGTERM" in said
@@ -325,8 +330,8 @@ def two_launchers(*options, script):
 
 
 def test_two_launchers_share_a_training(tmp_path):
-    told = json.dumps({"faults": {"3": ["kill", 40]}, "steps": 300})
-    for process in two_launchers("--elastic", script=[SUPPORT / "worker_elastic.py", tmp_path, told]):
+    options = json.dumps({"faults": {"3": ["kill", 40]}, "steps": 300})
+    for process in two_launchers("--elastic", script=[SUPPORT / "worker_elastic.py", tmp_path, options]):
         code, said = ended(process)
         assert code == 0, said
     check(results(tmp_path), [0, 1, 2])
@@ -348,33 +353,36 @@ while optimizer.steps < 10 or sys.argv[2] == "forever":
     time.sleep(0.01)
 optimizer.close()
 if sys.argv[2] == str(rank):
-    time.sleep(4)
+    while not Path(sys.argv[1], "continue").exists():
+        time.sleep(0.01)
     Path(sys.argv[1], "late").write_text("done")
     sys.exit(int(sys.argv[3]))
 """
 
 
 def test_a_node_may_end_after_the_store_has(tmp_path):
-    """The launcher of node 0 ends with its nodes; a node elsewhere still writes down its results."""
+    """The launcher of node 0 ends with its nodes; a node elsewhere still saves its results."""
     (tmp_path / "leaving.py").write_text(LEAVING)
     for process in two_launchers("--elastic", script=[tmp_path / "leaving.py", tmp_path, "3", "0"]):
         code, said = ended(process)
         assert code == 0, said
         assert "bug" not in said
+        (tmp_path / "continue").touch()  # the first launcher has ended, and with it the store
     assert (tmp_path / "late").read_text() == "done"
 
 
-def test_nobody_is_started_again_for_those_who_have_finished(tmp_path):
-    """A node fails when all nodes on the other machine have gone with success."""
+def test_no_restart_when_other_launchers_have_finished(tmp_path):
+    """A node fails after all nodes on the other machine have finished."""
     (tmp_path / "leaving.py").write_text(LEAVING)
     first, other = two_launchers("--restarts", "2", script=[tmp_path / "leaving.py", tmp_path, "0", "5"])
     assert ended(other)[0] == 0
-    code, said = ended(first, timeout=60)
+    (tmp_path / "continue").touch()
+    code, said = ended(first)
     assert code == 3
     assert "On another machine nodes [2, 3] have finished already, so no node is restarted." in said
 
 
-def test_nobody_is_started_again_without_a_store(tmp_path):
+def test_no_restart_without_a_store(tmp_path):
     (tmp_path / "leaving.py").write_text(LEAVING)
     first, other = two_launchers("--restarts", "2", script=[tmp_path / "leaving.py", tmp_path, "forever", "0"])
     while not all((tmp_path / f"{rank}.steps").exists() for rank in range(4)):
@@ -382,12 +390,12 @@ def test_nobody_is_started_again_without_a_store(tmp_path):
         time.sleep(0.05)
     first.kill()
     first.communicate()
-    code, said = ended(other, timeout=60)
+    code, said = ended(other)
     assert code == 3
     assert "The store at node 0 is gone, so no node is restarted." in said
 
 
-def test_a_guest_with_anothers_number_is_refused():
+def test_a_launcher_with_a_number_that_is_taken_is_refused():
     launcher = Launcher(["true"], nodes=2, size=6, store="127.0.0.1:0")
     config = launcher.config | {"nodes": [2, 3]}
     assert launcher._conflict(config) == ""

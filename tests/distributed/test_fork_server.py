@@ -1,4 +1,4 @@
-"""Nodes that are forked from a process which has imported PyTorch: as if started by ``python SCRIPT``, only sooner."""
+"""Workers that are forked from a process with PyTorch behave as if started by ``python SCRIPT``."""
 
 import json
 import os
@@ -10,7 +10,7 @@ import pytest
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="nodes are forked on Linux only")
 
 FACTS = """
-import json, multiprocessing, os, pickle, random, sys
+import json, multiprocessing, os, pickle, random, sys, time
 from pathlib import Path
 import numpy, psutil, torch
 import beside
@@ -20,6 +20,12 @@ class Mine:
 
 def child(path):
     Path(path).write_text(__file__)
+
+def siblings():  # the launcher ends the fork server after the last fork
+    deadline = time.monotonic() + 60
+    while (count := len(psutil.Process(os.getppid()).children())) > 2 and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return count
 
 if __name__ == "__main__":
     out = Path(sys.argv[1])
@@ -38,7 +44,7 @@ if __name__ == "__main__":
     own = {
         "random": [random.random(), numpy.random.rand(), torch.rand(1).item()],
         "forked": "perron.distributed.launch.fork_server" in " ".join(psutil.Process().cmdline()),
-        "rank": os.environ["RANK"], "others": len(psutil.Process(os.getppid()).children()),
+        "rank": os.environ["RANK"], "siblings": siblings(),
     }
     (out / f"{os.environ['RANK']}.json").write_text(json.dumps([facts, own]))
 """
@@ -70,7 +76,7 @@ def test_a_forked_node_is_as_if_started_alone(tmp_path):
         } == {}
     assert [each["forked"] for each in own + plainly] == [True, True, False, False]
     assert len({number for each in own for number in each["random"]}) == 6
-    assert max(each["others"] for each in own) == 2  # no node will be restarted, so the fork server is gone
+    assert max(each["siblings"] for each in own) == 2  # no node will be restarted, so the fork server is gone
 
 
 def test_where_libraries_have_threads_nodes_are_not_forked(tmp_path):
@@ -110,6 +116,8 @@ attempt = os.environ["TORCHELASTIC_RESTART_COUNT"]
 Path(f"{attempt}.{rank}").write_text(str("perron.distributed.launch.fork_server" in " ".join(psutil.Process().cmdline())))
 fork_server = min(psutil.Process(os.getppid()).children(), key=lambda one: one.pid)  # the first that was started
 perron.shutdown()
+while not Path(f"{attempt}.1").exists():  # after the death of node 0, node 1 has little time
+    time.sleep(0.01)
 if attempt == "0" and rank == 0:
     os.kill(os.getpid(), signal.SIGKILL)
 if attempt == "1" and rank == 0:
@@ -132,11 +140,12 @@ import os, signal, subprocess, time
 from pathlib import Path
 import psutil
 if os.environ["RANK"] == "1":
-    Path("forked").touch()
+    Path("partial").write_text(str(os.getpid()))
+    Path("partial").rename("forked")
 else:
-    while not Path("forked").exists():  # nobody is being forked any more
+    # The launcher waits for its nodes, and has adopted node 1 already, when that has ended and is no zombie.
+    while not Path("forked").exists() or psutil.pid_exists(int(Path("forked").read_text())):
         time.sleep(0.01)
-    time.sleep(0.1)
     left = Path("left")
     if not left.exists():
         child = subprocess.Popen(["sleep", "60"])

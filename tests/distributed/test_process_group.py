@@ -1,4 +1,4 @@
-"""Processes that wait for each other, as threads of one."""
+"""Groups of processes, here threads of one process."""
 
 import threading
 import time

@@ -1,6 +1,7 @@
 """One node of the tests of elastic training: f_i(x) = |x - c_i|^2 / 2 with BatchNorm beside it. Started by test_elastic.py.
 
-The first process of a node that ``faults`` names kills or stops itself at the step given there.
+The first process of a node that ``faults`` names kills or stops itself at the step given there; with ``together``, once all
+of them have reached it.
 """
 
 import json
@@ -15,6 +16,7 @@ from torch import nn
 
 import perron
 from perron.distributed.optimizer import Decentralized
+from perron.errors import PerronError
 from perron.networks import topologies
 
 NODES = 5
@@ -42,9 +44,12 @@ def main(folder, options):
     (folder / f"{name}.pid").write_text(str(os.getpid()))
     model = Model()
     seed = 9 if options.get("odd") and name.endswith(".2") else 0
-    optimizer = Decentralized(
-        model, graph=GRAPHS[options.get("graph", "default")], lr=options.get("lr", 0.2), timeout=6, seed=seed
-    )
+    settings = {"graph": GRAPHS[options.get("graph", "default")], "lr": options.get("lr", 0.2), "seed": seed}
+    try:
+        optimizer = Decentralized(model, timeout=options.get("timeout", 6), **settings)
+    except PerronError:
+        (folder / f"{name}.refused").touch()
+        raise
     model.seen.fill_(rank)
     began = optimizer.steps
     loaded = perron.distributed.checkpoint.load(folder / "checkpoints", optimizer) if options.get("save") else None
@@ -57,6 +62,9 @@ def main(folder, options):
     averages = []
     while optimizer.steps < options["steps"]:
         if kind and optimizer.steps >= at:
+            (folder / f"{rank}.faulty").touch()
+            while options.get("together") and not all((folder / f"{one}.faulty").exists() for one in options["faults"]):
+                time.sleep(0.01)
             os.kill(os.getpid(), signal.SIGKILL if kind == "kill" else signal.SIGSTOP)
             kind = ""
         optimizer.zero_grad()

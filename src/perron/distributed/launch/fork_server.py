@@ -34,7 +34,7 @@ from importlib import import_module
 from pathlib import Path
 
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
-IMPORT_TIMEOUT, FORK_TIMEOUT = 60.0, 5.0  # seconds for the first fork, with imports, and for later ones
+IMPORT_TIMEOUT, FORK_TIMEOUT = 120.0, 5.0  # seconds for the first fork, with imports, and for later ones
 IMPORTS = (
     "torch.distributed",
     "torch._dynamo",

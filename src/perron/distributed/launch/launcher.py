@@ -192,7 +192,7 @@ class Launcher:
             if not self.elastic and (failed or self._failed_elsewhere()):
                 self._end_attempt()
                 return
-            if self.elastic and self._any_finished():
+            if self.elastic and any(worker.code == 0 for worker in self.workers):
                 self._kill_stalled()
 
     def _collect_codes(self) -> list[tuple[Worker, int]]:
@@ -211,7 +211,7 @@ class Launcher:
         if code == 0 or code in STOPPED:
             return
         obstacle = self._restart_obstacle() if self.elastic and self.restarts else ""
-        if self.elastic and self.restarts and not self._any_finished() and not obstacle:
+        if self.elastic and self.restarts and not obstacle:
             self.restarts -= 1
             self.say(f"Node {worker.node} {how}; restarting it ({self.restarts} restarts left).")
             self._start(worker)
@@ -250,14 +250,14 @@ class Launcher:
         return True
 
     def _restart_obstacle(self) -> str:
-        """Return why restarted nodes would wait for others in vain; empty if they would not."""
+        """Return why a restart is pointless; empty if it is not."""
         finished = self._read(f"attempt/{self.attempt}/finished")
         if finished is None:
             return "The store at node 0 is gone"
-        return f"On another machine {finished} have finished already" if finished and not self.elastic else ""
-
-    def _any_finished(self) -> bool:
-        return any(worker.code == 0 for worker in self.workers)
+        if self.elastic:
+            done = any(self._read(f"heartbeat/{worker.name}") == "finished" for worker in self.workers)
+            return "Other nodes have finished already" if done else ""
+        return f"On another machine {finished} have finished already" if finished else ""
 
     def _kill_stalled(self) -> None:
         """Kill workers that are stopped or hang after others have finished: no node trains with them any more."""
