@@ -64,7 +64,7 @@ def test_f24_runs_that_die(tmp_path, row):
     process = run_in_background(file, out, "--workers", "2")
     _, error = process.communicate(timeout=HANG)
     assert process.returncode == 0, error
-    assert "37 of them done already" in error
+    assert "37 of them already done" in error
     assert {path: path.stat().st_mtime_ns for path in done} == done
     assert len(list((out / "runs").glob("*.parquet"))) == 40
     assert {path.suffix for path in (out / "runs").iterdir()} == {".parquet", ".json"}  # nothing is left over

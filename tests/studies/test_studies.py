@@ -369,7 +369,7 @@ def test_kill_9_in_the_middle_then_the_same_table(quick, tmp_path):
     process = run_in_background(quick, out, *LONG)
     _, error = process.communicate(timeout=HANG)
     assert process.returncode == 0, error
-    assert f"{len(done)} of them done already" in error
+    assert f"{len(done)} of them already done" in error
     assert {path: path.stat().st_mtime_ns for path in done} == done
     whole = run_in_background(quick, tmp_path / "whole", *LONG)
     whole.communicate(timeout=HANG)
@@ -385,7 +385,7 @@ def test_a_killed_worker_is_named_and_the_others_finish(quick, tmp_path):
     _, error = process.communicate(timeout=HANG)
     assert process.returncode == 3
     assert "its process was killed (exit code -9)" in error
-    assert "the same command tries these again" in error
+    assert "the same command retries these" in error
     assert len(read_study(out).failed) == 1
     assert len(list((out / "runs").glob("*.parquet"))) == 7
     process = run_in_background(quick, out, *LONG, "--set", "steps=12000")
@@ -423,7 +423,7 @@ def test_ctrl_c_keeps_what_is_finished(quick, tmp_path):
     os.killpg(process.pid, signal.SIGINT)  # as a terminal does: to the workers, too
     _, error = process.communicate(timeout=HANG)
     assert process.returncode == 130
-    assert "the same command goes on" in error
+    assert "the same command resumes" in error
     assert "Traceback" not in error
     finished = list((out / "runs").glob("*.parquet"))
     assert 1 <= len(finished) < 8
