@@ -17,6 +17,7 @@ from .algorithms import PushPull as PushPull
 from .algorithms.base import About as About
 from .algorithms.base import Algorithm as Algorithm
 from .algorithms.node import Node as Node
+from .distributed import CheckpointManager as CheckpointManager
 from .distributed import Decentralized as Decentralized
 from .distributed import init as init
 from .distributed import shutdown as shutdown

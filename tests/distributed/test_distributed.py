@@ -12,10 +12,9 @@ import worker_parity
 from processes import HANG, launched, started
 from torch import nn
 
-from perron import PerronError, Problem, PushPull, RobustPushPull, Simulation
+from perron import PerronError, Problem, PushPull, RobustPushPull, Simulation, distributed
 from perron.algorithms.robust import under_way
 from perron.distributed import asynchronous
-from perron.distributed import node as distributed
 from perron.distributed.optimizer import Decentralized
 from perron.problems import Logistic, Quadratic
 from perron.random import Keyed
@@ -80,7 +79,7 @@ def test_init_needs_a_launcher(monkeypatch):
         monkeypatch.delenv(name, raising=False)
     with pytest.raises(PerronError, match="torchrun"):
         distributed.init()
-    with pytest.raises(PerronError, match=r"perron\.distributed\.init"):
+    with pytest.raises(PerronError, match=r"perron\.init\(\)"):
         Decentralized(nn.Linear(2, 2), lr=0.1)
 
 
@@ -127,9 +126,9 @@ def test_asynchronous_nodes_do_not_wait_and_reach_the_optimum(tmp_path):
 
 def test_asynchronous_nodes_take_robust_algorithms_only():
     with pytest.raises(PerronError, match=r"Push-Pull \(AB, SAB\) needs every message.*RobustPushPull"):
-        asynchronous.pacing(PushPull())
+        asynchronous.check_asynchronous(PushPull())
     with pytest.raises(PerronError, match="Elastic membership needs nodes that wait"):
-        asynchronous.pacing(RobustPushPull(), elastic=True)
+        asynchronous.check_asynchronous(RobustPushPull(), elastic=True)
 
 
 def test_an_asynchronous_optimizer(tmp_path):

@@ -7,7 +7,8 @@ import pytest
 import torch.distributed as dist
 from kinds import Training, group
 
-from perron.distributed.consistency import gathered
+from perron.distributed.collective import assemble
+from perron.distributed.consistency import gather_texts
 from perron.distributed.elastic.membership import Generation, Member
 from perron.distributed.optimizer import Decentralized
 from perron.distributed.process_group import FixedPeers
@@ -24,7 +25,7 @@ def test_a_collective_waits_as_long_as_it_is_told(tmp_path):
         ready.wait()
         generation.connect(dist.PrefixStore("generation", store), 3.0)
         time.sleep(late)
-        found[rank] = gathered(f"text of {rank}", generation, 100.0)
+        found[rank] = gather_texts(f"text of {rank}", generation, 100.0)
         generation.leave()
 
     both = [threading.Thread(target=come, args=(rank, 5.0 * rank)) for rank in range(2)]
@@ -39,7 +40,7 @@ def test_names_of_trainings_only_grow(tmp_path, monkeypatch):
     """Whatever the clock says when members change: newer checkpoints must count as newer."""
     with group():
         optimizer: Decentralized = Training(tmp_path).optimizer
-        before = optimizer.born
-        monkeypatch.setattr("perron.distributed.optimizer.time.time_ns", lambda: 10**18)  # it was set back
-        optimizer._assemble(FixedPeers(), [], 0)
-        assert optimizer.born > before
+        before = optimizer.run_id
+        monkeypatch.setattr("perron.distributed.collective.time.time_ns", lambda: 10**18)  # it was set back
+        assemble(optimizer, FixedPeers(), optimizer.node.mixing)
+        assert optimizer.run_id > before

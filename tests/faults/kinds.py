@@ -14,7 +14,7 @@ from perron._storage import tensorfile as saved
 from perron.distributed import checkpoint
 from perron.distributed.optimizer import Decentralized
 
-NOTES = {"text": "é " * 1000}  # so that a manifest has some length
+NOTES = {"text": "é " * 1000}  # so that a header has some length
 
 
 @contextmanager
@@ -59,10 +59,9 @@ class Training:
         return 0 if found is None else found.step, said
 
     @property
-    def newest(self) -> dict[str, Path]:
-        """The files of the newest generation."""
-        place = sorted(self.folder.glob("*/step-*"))[-1]
-        return {"data": place / "node-0.safetensors", "manifest": place / "node-0.json"}
+    def newest(self) -> Path:
+        """The file of the newest generation."""
+        return sorted(self.folder.glob("*/step-*"))[-1] / "node-0.safetensors"
 
 
 class Simulated:
@@ -105,9 +104,9 @@ class Simulated:
         return at, said
 
     @property
-    def newest(self) -> dict[str, Path]:
+    def newest(self) -> Path:
         """The file of the newest generation."""
-        return {"data": self.path}
+        return self.path
 
 
 KINDS = {kind.name: kind for kind in (Training, Simulated)}

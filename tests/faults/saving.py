@@ -38,10 +38,8 @@ def say(**facts) -> None:
 
 
 def parts(folder: Path) -> int:
-    """How many files were left half-written, or without the one that commits them."""
-    found = [path for path in folder.rglob("*") if path.name.endswith(".part")]
-    found += [path for path in folder.rglob("node-*.safetensors") if not path.with_suffix(".json").exists()]
-    return len(found)
+    """How many files were left half-written."""
+    return sum(path.name.endswith(".part") for path in folder.rglob("*"))
 
 
 def written(folder: Path) -> dict[Path, int]:

@@ -24,7 +24,7 @@ def refused(one, words):
 def test_f14_a_file_in_place_of_the_directory(training, row):
     one = training()
     (one.folder / "checkpoints").write_text("")
-    took = refused(one, "cannot make the directory")
+    took = refused(one, "Cannot make the directory")
     row.measured(
         f"a file in place of the directory: refused before the first step, {took:.1f} s after the start", trials=1
     )

@@ -211,7 +211,7 @@ def test_f17_processes_of_another_number(row, tmp_path):
     command = [sys.executable, "-m", "perron", "launch", "--nodes", "2", str(tmp_path / "script.py")]
     ran = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False, env=os.environ)
     assert ran.returncode == 3
-    assert "The network has 3 nodes but the process group 2; they need as many." in ran.stderr
+    assert "The network has 3 nodes but the process group 2; they must be equal." in ran.stderr
     row.measured("2 processes for 3 nodes: refused", trials=1)
 
 

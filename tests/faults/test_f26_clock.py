@@ -15,7 +15,7 @@ import perron
 SOURCE = Path(perron.__file__).parent
 # Where the time of day belongs: records for people, names of trainings, times of files.
 TELLERS = {
-    "monitor/records.py", "monitor/status.py", "monitor/tensorboard.py", "distributed/optimizer.py", "studies/runner.py",
+    "monitor/records.py", "monitor/status.py", "monitor/tensorboard.py", "distributed/collective.py", "studies/runner.py",
     "_storage/lockfile.py", "studies/executors/slurm.py",
 }  # fmt: skip
 # Every process sees the time of day jump by an hour, back or forth, every two seconds; the monotonic clock is left alone.

@@ -62,7 +62,7 @@ def main(folder, options):
             "graph", "lr", "timeout", "nonfinite", "seed", "weights", "wire", "broadcast", "weight_decay"
         )},
     )  # fmt: skip
-    keeper = perron.Keeper(folder / "checkpoints", optimizer, every=options["every"])
+    keeper = perron.CheckpointManager(folder / "checkpoints", optimizer, every=options["every"])
     log = perron.Log(folder / "log", steps=options["steps"], optimizer=optimizer)
     with noted(optimizer, folder / f"{rank}.lost"), (folder / f"{rank}.steps").open("a", buffering=1) as told:
         while optimizer.steps < options["steps"]:

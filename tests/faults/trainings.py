@@ -71,7 +71,7 @@ class Training:
     def saved(self):
         """The steps of which every node has saved its part."""
         places = self.folder.glob("checkpoints/*/step-*")
-        return sorted(int(one.name[5:]) for one in places if len(list(one.glob("node-*.json"))) == self.nodes)
+        return sorted(int(one.name[5:]) for one in places if len(list(one.glob("node-*.safetensors"))) == self.nodes)
 
     def pids(self):
         """Of the nodes' processes, in their order."""

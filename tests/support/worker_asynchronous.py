@@ -10,9 +10,8 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from perron import Mixing, RobustPushPull
+from perron import Mixing, RobustPushPull, distributed
 from perron.algorithms.base import advance
-from perron.distributed import node as distributed
 from perron.distributed.asynchronous import AsynchronousNode
 from perron.distributed.node import DistributedNode
 from perron.distributed.optimizer import Decentralized

@@ -99,7 +99,7 @@ def check_damage():
     assert re.match(said + damage, found.remark), found.remark  # and which file it is, they all know
     dist.barrier()
     if RANK == 0:
-        path = run / "step-0000000006" / "node-0.json"
+        path = run / "step-0000000006" / "node-0.safetensors"
         path.write_bytes(path.read_bytes()[:-20])
     dist.barrier()
     model, optimizer = made()
@@ -107,7 +107,7 @@ def check_damage():
     before = trained(model, optimizer, 0)
     dist.barrier()
     if RANK == 2:
-        (run / "step-0000000004" / "node-2.json").unlink()
+        (run / "step-0000000004" / "node-2.safetensors").unlink()
     dist.barrier()
     assert loaded(optimizer, saved) is None
     assert torch.equal(trained(model, optimizer, 0), before)

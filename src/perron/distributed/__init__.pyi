@@ -1,6 +1,6 @@
 from . import checkpoint as checkpoint
 from .asynchronous import AsynchronousNode as AsynchronousNode
-from .checkpoint_manager import Keeper as Keeper
+from .checkpoint_manager import CheckpointManager as CheckpointManager
 from .node import DistributedNode as DistributedNode
 from .node import iterates as iterates
 from .optimizer import Decentralized as Decentralized

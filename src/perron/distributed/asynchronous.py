@@ -1,11 +1,11 @@
-"""Processes that do not wait for each other: every node steps at its own pace, with the newest that it has heard.
+"""Asynchronous nodes: each steps at its own pace with the newest messages that have arrived.
 
-`AsynchronousNode` knows one exchange, `latest`. What a node sends goes into the outbox of a link; a thread sends what lies there,
-and if something newer is put there before the last is out, the older one is never sent. Another thread listens on each link and
-keeps the newest message. So no step waits for a neighbour, a slow or stopped one slows nobody down, and the memory that messages
-take is bounded. For algorithms that need no more than that (`about.robust`), as Robust Push-Pull.
+`AsynchronousNode` supports one exchange, `latest`. A thread per outgoing link sends the newest message; one that is replaced
+before it is sent is never sent. A thread per incoming link keeps the newest message received. So no step waits for a neighbor,
+a slow or stopped node delays no other, and memory is bounded. The algorithm must tolerate lost messages (`about.robust`), as
+Robust Push-Pull does.
 
-A neighbour whose connection closes before it has said goodbye is an error, at the next step.
+A connection that closes before the neighbor's last message is an error at the next step.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from __future__ import annotations
 import atexit
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any
 
@@ -30,19 +29,21 @@ from perron.errors import NetworkError, PerronError
 
 FOREVER = 7 * 86400.0  # seconds that a link may be silent: gloo closes all connections when a wait times out
 TAGS: dict[Side, int] = {"pull": 2**30, "push": 2**30 + 1}
-NOBODY = 2**30 + 2  # the tag of a message that is never sent
+UNUSED_TAG = 2**30 + 2  # no message has it
 
 
 class _Link(threading.Thread, ABC):
-    """One direction of one link; its thread blocks in gloo, which can neither wake nor poll a wait."""
+    """One direction of one link; its thread blocks in gloo, which can neither wake nor poll a wait.
 
-    def __init__(self, peers: Peers, neighbour: int, side: Side, what: str) -> None:
+    The last number of a message is 1 if no message follows it, otherwise 0.
+    """
+
+    def __init__(self, peers: Peers, neighbor: int, side: Side, what: str) -> None:
         super().__init__(name=f"perron {what}", daemon=True)
-        self.peers, self.neighbour, self.tag, self.what = peers, neighbour, TAGS[side], what
+        self.peers, self.neighbor, self.tag, self.what = peers, neighbor, TAGS[side], what
         self.error: NetworkError | None = None
 
     def run(self) -> None:
-        """Until the goodbye, or an error."""
         try:
             self.work()
         except NetworkError as error:
@@ -52,159 +53,150 @@ class _Link(threading.Thread, ABC):
 
     @abstractmethod
     def work(self) -> None:
-        """What the thread does."""
+        """Send or receive until the last message, or an error."""
 
-    def pass_on(self, tensor: Tensor, *, sent: bool) -> None:
-        """Send it, or fill it; the last number is 0, or 1 for goodbye."""
-        for one in self.peers.post([Transfer(self.neighbour, tensor, self.tag, sent)]):
-            wait(one, self.what, FOREVER, self.peers.remedy)
+    def transfer(self, tensor: Tensor, *, sent: bool) -> None:
+        """Send the tensor or receive into it, and wait."""
+        for work in self.peers.post([Transfer(self.neighbor, tensor, self.tag, sent)]):
+            wait(work, self.what, FOREVER, self.peers.remedy)
 
 
 class Outbox(_Link):
-    """Holds what is to be sent next; what is newer takes its place."""
+    """Sends the newest message."""
 
-    def __init__(self, peers: Peers, neighbour: int, side: Side, what: str) -> None:
-        super().__init__(peers, neighbour, side, what)
+    def __init__(self, peers: Peers, neighbor: int, side: Side, what: str) -> None:
+        super().__init__(peers, neighbor, side, what)
         self._changed = threading.Condition()
         self._next: Tensor | None = None
         self._stopped = False
 
-    def stop(self) -> None:
-        """Send no more."""
+    def put(self, message: Tensor | None) -> None:
+        """Send a message as soon as the previous one is sent; None ends the thread instead."""
         with self._changed:
-            self._stopped = True
-            self._changed.notify()
-
-    def put(self, message: Tensor) -> None:
-        """To be sent as soon as the last one is out."""
-        with self._changed:
-            self._next = message
+            self._next, self._stopped = message, message is None
             self._changed.notify()
 
     def work(self) -> None:
-        """Send and send, until a goodbye is sent."""
-        while True:
+        last = False
+        while not last:
             with self._changed:
                 self._changed.wait_for(lambda: self._next is not None or self._stopped)
                 message, self._next = self._next, None
-            if message is None or self._stopped:
+            if message is None:
                 return
-            self.pass_on(message, sent=True)
-            if message[-1]:
-                return
+            self.transfer(message, sent=True)
+            last = bool(message[-1])
 
 
 class Inbox(_Link):
-    """Keeps the newest message."""
+    """Receives messages and keeps the newest."""
 
-    def __init__(self, peers: Peers, neighbour: int, side: Side, what: str, like: Tensor) -> None:
-        super().__init__(peers, neighbour, side, what)
+    def __init__(self, peers: Peers, neighbor: int, side: Side, what: str, like: Tensor) -> None:
+        super().__init__(peers, neighbor, side, what)
         self.like = like
         self.newest: Tensor | None = None
 
     def work(self) -> None:
-        """Listen and listen, until a goodbye comes."""
-        while True:
+        last = False
+        while not last:
             message = torch.empty_like(self.like)
-            self.pass_on(message, sent=False)
-            self.newest = message[:-1]
-            if message[-1]:
-                return
+            self.transfer(message, sent=False)
+            self.newest, last = message[:-1], bool(message[-1])
 
 
 class AsynchronousNode(DistributedNode):
-    """This process as a node of a network in which nobody waits; see the module's text."""
+    """This process as a node that never waits for its neighbors; see the module's docstring."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
         if self.wire is not None or self.mixing.period > 1:
-            raise PerronError("Asynchronous nodes need a fixed network, and numbers in full precision: wire=None.")
+            raise PerronError("Asynchronous nodes need a fixed network and full precision: wire=None.")
         if torch.device(self._device).type != "cpu":
-            raise PerronError(f"Asynchronous nodes work on gloo, for CPU tensors; got {self._device}.")
+            raise PerronError(f"Asynchronous nodes need gloo and CPU tensors; got {self._device}.")
         self._out: dict[tuple[Side, int], Outbox] = {}
         self._in: dict[tuple[Side, int], Inbox] = {}
         self._last: dict[Side, Tensor] = {}
-        self.timeout = FOREVER  # where all come together, as for an average, the fast wait for the slow
+        self.timeout = FOREVER  # in collectives, as averages, the fast nodes wait for the slow ones
 
     def latest(self, side: Side, x: Tensor, before: Tensor) -> Handle:
-        """Hand it over, and take what is there when it is waited for."""
         self._check()
         message = torch.cat([x.detach().reshape(-1), x.new_zeros(1)])
         if side not in self._last:
             self._open(side, message)
         self._last[side] = message
-        edges = self.edges(side, self.step)
-        for target in edges.targets:
+        neighbors = self.neighbors(side, self.step)
+        for target in neighbors.targets:
             self._out[side, target].put(message)
 
-        def found() -> Tensor:
-            heard = before.clone()
-            for row, source in enumerate(edges.sources):
-                newest = self._in[side, source].newest
-                if newest is not None:
-                    heard[row] = newest.view_as(x)
-            return heard
+        def newest() -> Tensor:
+            rows = before.clone()
+            for row, source in enumerate(neighbors.sources):
+                received = self._in[side, source].newest
+                if received is not None:
+                    rows[row] = received.view_as(x)
+            return rows
 
-        return Later(found)
+        return Later(newest)
 
     def _open(self, side: Side, message: Tensor) -> None:
-        """The links of a side; their threads begin to listen."""
+        """Start the threads of a side's links."""
         if not self._last:
             atexit.register(self._abandon)
-        edges, names = self.edges(side, self.step), self.peers.node_ids
-        for source in edges.sources:
-            what = f"Node {self.name} lost node {names[source]} (edge node {names[source]} -> node {self.name}, {side})"
+        neighbors, own = self.neighbors(side, self.step), self.name
+        for source in neighbors.sources:
+            name = self.peers.node_ids[source]
+            what = f"Node {own} lost node {name} (edge node {name} -> node {own}, {side})"
             self._in[side, source] = Inbox(self.peers, source, side, what, message)
-        for target in edges.targets:
-            what = f"Node {self.name} lost node {names[target]} (edge node {self.name} -> node {names[target]}, {side})"
+            self._in[side, source].start()
+        for target in neighbors.targets:
+            name = self.peers.node_ids[target]
+            what = f"Node {own} lost node {name} (edge node {own} -> node {name}, {side})"
             self._out[side, target] = Outbox(self.peers, target, side, what)
-        for (own, _), link in [*self._in.items(), *self._out.items()]:
-            if own == side:
-                link.start()
+            self._out[side, target].start()
 
-    def _links(self) -> Iterator[_Link]:
-        yield from self._in.values()
-        yield from self._out.values()
+    @property
+    def _links(self) -> list[_Link]:
+        return [*self._in.values(), *self._out.values()]
 
     def _check(self) -> None:
-        for link in self._links():
+        for link in self._links:
             if link.error is not None:
                 raise link.error
 
     def close(self) -> None:
-        """Send what is newest with a goodbye, and wait for those of all others: nobody goes before everybody is done."""
-        for (side, _), box in self._out.items():
-            box.put(torch.cat([self._last[side][:-1], self._last[side].new_ones(1)]))
-        for link in self._links():
+        """Send the last messages, and wait for those of all neighbors: no node leaves before all are done."""
+        for (side, _), outbox in self._out.items():
+            outbox.put(torch.cat([self._last[side][:-1], self._last[side].new_ones(1)]))
+        for link in self._links:
             link.join()
         atexit.unregister(self._abandon)
         self._check()
 
     def _abandon(self) -> None:
-        """At the end of a process that did not close: a thread that is inside gloo when the interpreter goes would abort it.
+        """End the threads of a process that exits without `close`: one inside gloo would abort the interpreter's shutdown.
 
-        gloo closes all connections when a wait times out, and so wakes all threads. So we wait, in vain and not for long, for
-        somebody to whom the connection is still open.
+        gloo closes all connections, and so wakes all threads, when a wait times out. So wait briefly for messages that never
+        come, from one neighbor after the other, until a connection that was still open has timed out.
         """
-        for box in self._out.values():
-            box.stop()
+        for outbox in self._out.values():
+            outbox.put(None)
         for other in range(self.nodes):
-            if other != self.number and any(link.is_alive() for link in self._links()):
+            if other != self.number and any(link.is_alive() for link in self._links):
                 with suppress(NetworkError, RuntimeError, dist.DistError):
-                    for work in self.peers.post([Transfer(other, torch.empty(1), NOBODY, sent=False)]):
-                        wait(work, "nobody", DRAIN_SECONDS / 10)
-                for link in self._links():
+                    for work in self.peers.post([Transfer(other, torch.empty(1), UNUSED_TAG, sent=False)]):
+                        wait(work, "No message", DRAIN_SECONDS / 10)
+                for link in self._links:
                     link.join(DRAIN_SECONDS)
 
     def drain(self) -> None:
-        """Nothing that is under way has to arrive."""
+        """Do nothing: no message has to arrive."""
 
-    def _ask(self, side: Side, x: Tensor, *, apart: bool = False) -> Exchange:  # noqa: ARG002
-        raise PerronError("An asynchronous node has the newest messages only, not all: use RobustPushPull.")
+    def _exchange(self, kind: type[Exchange], side: Side, x: Tensor) -> Exchange:  # noqa: ARG002
+        raise PerronError("An asynchronous node has only the newest messages, not all of them: use RobustPushPull.")
 
 
-def pacing(algorithm: Algorithm, *, elastic: bool = False) -> type[AsynchronousNode]:
-    """The kind of node with which an algorithm need not wait; refused if it needs every message."""
+def check_asynchronous(algorithm: Algorithm, *, elastic: bool = False) -> None:
+    """Refuse an algorithm that needs every message, and elastic membership."""
     if not algorithm.about.robust:
         raise PerronError(
             f"{algorithm.about.title} needs every message of every step, so its nodes have to wait for each other; use "
@@ -212,4 +204,3 @@ def pacing(algorithm: Algorithm, *, elastic: bool = False) -> type[AsynchronousN
         )
     if elastic:
         raise PerronError("Elastic membership needs nodes that wait for each other: leave out asynchronous=True.")
-    return AsynchronousNode

@@ -1,19 +1,19 @@
-"""Checkpoints by themselves: every so many steps, and before a training is ended by a signal.
+"""Automatic checkpoints: at regular steps, and before a signal ends the training.
 
-    keeper = perron.Keeper("checkpoints", optimizer, every=100)   # goes on from the newest checkpoint, if there is one
+    manager = perron.CheckpointManager("checkpoints", optimizer, every=100)   # resumes from the newest checkpoint, if any
     while optimizer.steps < 10_000:
         ...
         optimizer.step()
-        keeper()
+        manager()
 
-On SIGTERM or the first Ctrl-C, to one node or to all, every node saves after the *same* step and ends with code 143 or 130; a
-second signal ends it at once. Nodes are not at the same step when the signal comes, and one may be inside a step, waiting for
-another. So each tells the store, from a thread, up to which step it has promised to go: the one that it is in. Nobody begins
-another before all have told. The largest of these steps is where all save: everybody can still get there, and nobody is beyond
-it. While there is no signal, a node looks into the store twice a second, and steps cost nothing.
+On SIGTERM or the first Ctrl-C, to one node or to all, every node saves after the *same* step and exits with code 143 or 130; a
+second signal ends the process immediately. Nodes may be at different steps when the signal arrives, or inside a step, waiting for
+another node. So a thread of each node publishes in the store the step that the node is in, which it will complete; no node begins
+another step before all have published. The largest of these steps is the final one: every node can still reach it, and none is
+beyond it. Until a signal arrives the thread polls the store twice a second, and steps cost nothing.
 
-    stop/TRAINING/why         the number of the signal
-    stop/TRAINING/step/3      up to which step node 3 has promised to go, or "finished"
+    stop/RUN/why         the number of the signal
+    stop/RUN/step/3      the step that node 3 will complete, or "finished"
 """
 
 from __future__ import annotations
@@ -29,166 +29,164 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore, _get_default_store
 
-from perron._storage.atomic import write_bytes
+from perron._storage.atomic import make_directory, write_bytes
 from perron.distributed import checkpoint
 from perron.distributed.checkpoint import Checkpoint
 from perron.distributed.optimizer import Decentralized
 from perron.distributed.process_group import TIMEOUT, first_line
 from perron.distributed.setup import membership
-from perron.distributed.store import STORE_PREFIX, enable_tcp_keepalive
+from perron.distributed.store import STORE_ERRORS, STORE_PREFIX, enable_tcp_keepalive
 from perron.errors import FileError, NetworkError, PerronError
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
-LOOK = 0.5  # seconds between looks into the store, while nothing is known of a signal
-SOON = 0.02  # and when it is
+POLL_INTERVAL = 0.5  # seconds, until a signal arrives
+FAST_POLL_INTERVAL = 0.02  # and afterwards
 
 log = logging.getLogger("perron")
 
 
-class Keeper:
-    """Keeps checkpoints of a training; make it after the optimizer, and call it after each step, on every node.
+class CheckpointManager:
+    """Saves checkpoints of a training; construct it after the optimizer, and call it after each step, on every node.
 
     Args:
-        folder: as of `perron.distributed.checkpoint.save`; refused at once if it cannot be written to.
-        optimizer: whose training it is.
+        folder: as of `perron.distributed.checkpoint.save`; refused immediately if it is not writable.
+        optimizer: the optimizer of the training.
         every: steps between two checkpoints.
-        keep: how many of them to keep.
+        keep: the number of checkpoints to keep.
 
     Attributes:
-        found: the checkpoint from which the training goes on; None if it is new.
+        found: the checkpoint from which the training resumes; None if there is none.
     """
 
     def __init__(self, folder: str | Path, optimizer: Decentralized, *, every: int = 100, keep: int = 2) -> None:
         if every < 1:
             raise PerronError(f"every is a number of steps, 1 or more; got {every}.")
         self.folder, self.optimizer, self.every, self.keep = Path(folder), optimizer, every, keep
-        self._try_folder()
+        self._check_writable()
         self.found: Checkpoint | None = checkpoint.load(folder, optimizer)
-        self._saved = optimizer.steps  # there is nothing new to save yet
+        self._saved = optimizer.steps  # nothing new to save yet
         self._signal = 0
         self._lock = threading.Lock()
-        self._told = ""  # the training in which others know where this node is going
-        self._promised = optimizer.steps + 1
-        self._goal: int | None = None
-        self._lost = ""
-        self._store = _store()
+        self._published = ""  # the run in which the other nodes know this node's step
+        self._next_step = optimizer.steps + 1
+        self._final_step: int | None = None
+        self._store_error = ""
+        self._store = _connect()
         self._closed = threading.Event()
-        self._thread = threading.Thread(target=self._listen, name="perron keeper", daemon=True)
+        self._thread = threading.Thread(target=self._poll_store, name="perron checkpoints", daemon=True)
         self._thread.start()
         atexit.register(self.close)
-        self._old: dict[int, Any] = {}
+        self._handlers: dict[int, Any] = {}
         if threading.current_thread() is threading.main_thread():
-            self._old = {number: signal.signal(number, self._on_signal) for number in SIGNALS}
+            self._handlers = {number: signal.signal(number, self._on_signal) for number in SIGNALS}
 
     def __call__(self, **notes: Any) -> None:
-        """After a step: save if it is time to; if the training is to end, save after the step that all agree on, and end.
+        """Save if a checkpoint is due; if the training is ending, save after the final step and exit.
 
-        ``notes`` are saved along, see `perron.distributed.checkpoint.save`.
+        ``notes`` are saved as well, see `perron.distributed.checkpoint.save`.
         """
-        if self.optimizer.asked:  # an algorithm with several gradients in a step
+        if self.optimizer.gradients_received:  # in the middle of a step with several gradients
             return
         with self._lock:
-            ending = bool(self._told)
+            ending = bool(self._published)
             if not ending:
-                self._promised = self.optimizer.steps + 1
-        if ending and self._goal is None:
-            self._await_goal()
-        last = ending and self._goal is not None and self.optimizer.steps >= self._goal
-        if last or (self.optimizer.steps % self.every == 0 and self.optimizer.steps > self._saved):
+                self._next_step = self.optimizer.steps + 1
+        if ending and self._final_step is None:
+            self._await_final_step()
+        final = ending and self._final_step is not None and self.optimizer.steps >= self._final_step
+        if final or (self.optimizer.steps % self.every == 0 and self.optimizer.steps > self._saved):
             checkpoint.save(self.folder, self.optimizer, notes=notes, keep=self.keep)
             self._saved = self.optimizer.steps
-        if last:
-            self._end()
+        if final:
+            self._exit()
 
-    def __enter__(self) -> Keeper:
+    def __enter__(self) -> CheckpointManager:
         return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:
-        """Leave signals as they were before. Done at the end of the process, too."""
+        """Restore the signal handlers. Also called when the process exits."""
         if not self._closed.is_set():
             self._closed.set()
             self._thread.join(TIMEOUT)
-            for number, handler in self._old.items():
+            for number, handler in self._handlers.items():
                 signal.signal(number, handler)
 
-    def _try_folder(self) -> None:
-        """Better now than after the first hundred steps."""
+    def _check_writable(self) -> None:
+        """Refuse a folder before training rather than at the first checkpoint."""
+        name = self.optimizer.node.name
+        trial = self.folder / f"trial-{name}"
         try:
-            self.folder.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            who = self.optimizer.node.name
-            raise FileError(f"Node {who} cannot make the directory {self.folder}: {error.strerror}.") from None
-        trial = self.folder / f"trial-{self.optimizer.node.name}"
-        try:
+            make_directory(self.folder)
             write_bytes(trial, b"")
         except FileError as error:
-            raise FileError(f"Node {self.optimizer.node.name} cannot save to {self.folder}: {error}") from None
+            raise FileError(f"Node {name} cannot save to {self.folder}: {error}") from None
         trial.unlink(missing_ok=True)
 
     def _on_signal(self, number: int, _frame: Any) -> None:
         self._signal = number
-        for one in SIGNALS:  # a second one ends the process even where no Python runs
+        for one in SIGNALS:  # a second signal ends the process even where no Python code runs
             signal.signal(one, signal.SIG_DFL)
 
-    def _end(self) -> None:
-        """All nodes have done as many steps, so that the messages under way can be waited for."""
-        number = self._signal or int(self._store.get(f"{self._told}/why"))
-        tell = log.warning if self.optimizer.node.number == 0 else log.info
-        tell("Saved after step %d, and ended by %s.", self.optimizer.steps, signal.Signals(number).name)
-        with suppress(NetworkError):  # it is saved, whatever happens to others
+    def _exit(self) -> None:
+        """Exit after the final step. All nodes have done it, so that the messages in flight arrive."""
+        number = self._signal or int(self._store.get(f"{self._published}/why"))
+        report = log.warning if self.optimizer.node.number == 0 else log.info
+        report("Saved after step %d, and ended by %s.", self.optimizer.steps, signal.Signals(number).name)
+        with suppress(NetworkError):  # this node's part is saved, whatever happens to others
             self.optimizer.close()
-        gc.freeze()  # what is collected when the interpreter goes takes most of a second, since torch is large
+        gc.freeze()  # collecting torch's objects when the interpreter exits takes most of a second
         sys.exit(128 + number)
 
-    def _await_goal(self) -> None:
+    def _await_final_step(self) -> None:
         deadline = time.monotonic() + self.optimizer.timeout
-        while self._goal is None:
-            if self._lost or time.monotonic() > deadline:
-                why = self._lost or f"some were silent for {self.optimizer.timeout:g} s"
+        while self._final_step is None:
+            if self._store_error or time.monotonic() > deadline:
+                why = self._store_error or f"some were silent for {self.optimizer.timeout:g} s"
                 raise NetworkError(
-                    f"Node {self.optimizer.node.name} was to save and end, but not all nodes told their step: {why}. Earlier "
-                    "checkpoints are kept."
+                    f"Node {self.optimizer.node.name} was to save and exit, but not all nodes published their step: {why}. "
+                    "Earlier checkpoints are kept."
                 )
-            time.sleep(SOON)
+            time.sleep(FAST_POLL_INTERVAL)
 
-    def _listen(self) -> None:
-        """The thread that tells the others of a signal, and hears of theirs."""
+    def _poll_store(self) -> None:
+        """Publish a signal to the other nodes, and notice theirs; runs in a thread."""
         try:
-            while not self._closed.wait(SOON if self._signal or self._told else LOOK):
-                self._look(f"stop/{self.optimizer.born}")
-            if not self._told:
-                self._store.set(f"stop/{self.optimizer.born}/step/{self.optimizer.node.name}", "finished")
-        except (RuntimeError, dist.DistError) as error:
-            self._lost = f"the store cannot be reached ({first_line(error)})"
+            while not self._closed.wait(FAST_POLL_INTERVAL if self._signal or self._published else POLL_INTERVAL):
+                self._poll(f"stop/{self.optimizer.run_id}")
+            if not self._published:
+                self._store.set(f"stop/{self.optimizer.run_id}/step/{self.optimizer.node.name}", "finished")
+        except STORE_ERRORS as error:
+            self._store_error = f"the store cannot be reached ({first_line(error)})"
 
-    def _look(self, training: str) -> None:
-        if self._told != training:
-            if not self._signal and not self._store.check([f"{training}/why"]):
+    def _poll(self, run: str) -> None:
+        if self._published != run:
+            if not self._signal and not self._store.check([f"{run}/why"]):
                 return
             if self._signal:
-                self._store.set(f"{training}/why", str(self._signal))
+                self._store.set(f"{run}/why", str(self._signal))
             with self._lock:
-                self._told, self._goal, promised = training, None, self._promised
-            self._store.set(f"{training}/step/{self.optimizer.node.name}", str(promised))
-        keys = [f"{training}/step/{name}" for name in self.optimizer.node.peers.node_ids]
-        if self._goal is None and self._store.check(keys):
-            told = [raw.decode() for raw in self._store.multi_get(keys)]
-            # Some are done: then so will be the others, and the training ends by itself.
-            self._goal = sys.maxsize if "finished" in told else max(map(int, told))
+                self._published, self._final_step, step = run, None, self._next_step
+            self._store.set(f"{run}/step/{self.optimizer.node.name}", str(step))
+        keys = [f"{run}/step/{name}" for name in self.optimizer.node.peers.node_ids]
+        if self._final_step is None and self._store.check(keys):
+            steps = [raw.decode() for raw in self._store.multi_get(keys)]
+            # If a node has finished, the others are about to: the training ends by itself.
+            self._final_step = sys.maxsize if "finished" in steps else max(map(int, steps))
 
 
-def _store() -> Any:
-    """Through which the processes found each other."""
+Keeper = CheckpointManager  # its name in version 0.1
+
+
+def _connect() -> Any:
+    """Return a connection of its own to the store of the process group or of the membership."""
     member = membership()
     default: Any = _get_default_store() if member is None else None
-    store = (
-        PrefixStore(STORE_PREFIX, default.clone()) if member is None else PrefixStore("keeper", member.store.clone())
-    )
+    prefix, store = (STORE_PREFIX, default) if member is None else ("checkpoints", member.store)
+    connection = PrefixStore(prefix, store.clone())
     enable_tcp_keepalive()
-    return store
+    return connection

@@ -1,4 +1,4 @@
-"""Messages between neighbours: exchanges that are posted together, and the weighted sums of what arrives."""
+"""Exchanges with neighbors: the messages of pulls and pushes, posted in batches, and the weighted sums of those that arrive."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from scipy.sparse import issparse
 from torch import Tensor
 
 from perron.algorithms.node import Handle, Side
-from perron.distributed.process_group import Transfer, explain_error, record_waits
-from perron.errors import NetworkError
+from perron.distributed.process_group import Transfer, record_waits
+from perron.errors import NetworkError, listed
 from perron.random import Keyed
 
 if TYPE_CHECKING:
     from perron.distributed.node import DistributedNode
 
-# Bytes: messages to one neighbour travel as one up to here; beyond, copying costs more than it saves.
+# Bytes: smaller messages to one neighbor are concatenated; for larger ones the copy costs more than it saves.
 FUSE_BELOW = 2**20
 
 
-class Edges:
-    """Whom a node hears with what weight, whom it speaks to, and what it keeps, on one side and in one step."""
+class Neighbors:
+    """The in-neighbors (with weights) and out-neighbors of a node, and its own weight, for one matrix."""
 
     def __init__(self, matrix: Any, number: int) -> None:
         row = matrix[[number]].toarray()[0] if issparse(matrix) else matrix[number]
@@ -31,13 +31,13 @@ class Edges:
         self.sources = {int(j): float(row[j]) for j in row.nonzero()[0] if j != number}
         self.targets = {int(j) for j in column.nonzero()[0] if j != number}
         self.own = float(row[number])
-        self.random: Keyed | None = None  # of the links, if they are not reliable
+        self.random: Keyed | None = None  # decides which messages unreliable links lose
 
 
 class Exchange(Handle):
-    """A pull or push that was asked for; posted with all others that are pending then.
+    """A pull or push of one tensor; posted in a batch with the others that are pending.
 
-    ``batch`` is there from when it is posted until it is done, ``result`` from then on.
+    ``batch`` is set while its messages are in flight, ``result`` afterwards.
     """
 
     batch: Batch
@@ -45,54 +45,52 @@ class Exchange(Handle):
 
     def __init__(self, node: DistributedNode, side: Side, tensor: Tensor) -> None:
         self.node, self.side, self.tensor = node, side, tensor
-        self.step = node.step
-        self.edges = edges = node.edges(side, node.step)
-        self.sources, self.own = edges.sources, edges.own
+        self.step, self.neighbors = node.step, node.neighbors(side, node.step)
         self.posted = self.done = False
 
     def wait(self) -> Tensor:
-        """The weighted sum of what the neighbours sent and of one's own."""
         if not self.posted:
             self.node.flush()
         if not self.done:
             self.batch.finish()
         return self.result
 
-    def mixed(self, heard: list[tuple[float, Tensor]]) -> Tensor:
-        """The weighted sum, in the place of the first message: large vectors are not copied more often than need be."""
-        if not heard or heard[0][1].dtype != self.tensor.dtype:
-            result = self.kept()
+    def combine(self, received: list[tuple[float, Tensor]]) -> Tensor:
+        """Return the weighted sum of the messages and the own tensor, in the memory of the first message if possible."""
+        own = self.neighbors.own
+        if not received or received[0][1].dtype != self.tensor.dtype:
+            result = self._own_part()
         else:
-            (weight, result), *heard = heard
-            if weight + self.own == 1:  # one pass over memory rather than two
-                result.lerp_(self.tensor, self.own)
+            (weight, result), *received = received
+            if weight + own == 1:  # one pass over memory rather than two
+                result.lerp_(self.tensor, own)
             else:
-                result.mul_(weight).add_(self.tensor, alpha=self.own)
-        for weight, other in heard:
-            result.add_(other, alpha=weight)
+                result.mul_(weight).add_(self.tensor, alpha=own)
+        for weight, message in received:
+            result.add_(message, alpha=weight)
         return result
 
-    def kept(self) -> Tensor:
-        """One's own part; of a push in few bits with all that rounding took from the messages, so that no mass is lost."""
+    def _own_part(self) -> Tensor:
+        """Return the own term; of a push in low precision it includes the rounding errors of the messages: no mass is lost."""
         if self.side == "pull" or self.node.wire is None:
-            return self.tensor * self.own
+            return self.tensor * self.neighbors.own
         sent = self.tensor.to(self.node.wire).to(self.tensor.dtype)
-        return sent * self.own + (self.tensor - sent)
+        return sent * self.neighbors.own + (self.tensor - sent)
 
     def __str__(self) -> str:
         return f"{self.side} of {self.tensor.numel()} numbers"
 
 
-class Apart(Exchange):
-    """What the neighbours send, a row for each, unweighted."""
+class Gather(Exchange):
+    """The messages of all in-neighbors, unweighted: one row for each, in the order of the neighbors."""
 
-    def mixed(self, heard: list[tuple[float, Tensor]]) -> Tensor:
-        """Together, in the order of the neighbours."""
-        return torch.stack([value for _, value in heard]) if heard else self.tensor.new_empty((0, *self.tensor.shape))
+    def combine(self, received: list[tuple[float, Tensor]]) -> Tensor:
+        rows = [message for _, message in received]
+        return torch.stack(rows) if rows else self.tensor.new_empty((0, *self.tensor.shape))
 
 
 class Mean(Handle):
-    """An exact average under way."""
+    """The exact average over all nodes, by an all-reduce."""
 
     def __init__(self, node: DistributedNode, x: Tensor) -> None:
         self.node, self.step = node, node.step
@@ -100,95 +98,111 @@ class Mean(Handle):
         self.work = node.peers.all_reduce(self.total, timeout=node.timeout)
 
     def wait(self) -> Tensor:
-        """The average."""
-        what = f"Node {self.node.name} lost somebody in the average of step {self.step}"
+        what = f"Node {self.node.name} lost another node in the average of step {self.step}"
         self.node.peers.finish([(self.work, what)], self.node.timeout)
         return self.total / self.node.nodes
 
 
-class Load(NamedTuple):
-    """What a message will hold: the places of some of the exchanges that are posted together."""
+class MessagePlan(NamedTuple):
+    """One message of a batch: its neighbor, its direction, and the indices of the exchanges whose tensors it contains."""
 
-    neighbour: int
+    neighbor: int
     sent: bool
-    number: int  # among those to, or from, this neighbour
-    places: list[int]
+    number: int  # among the messages to, or from, this neighbor
+    indices: list[int]
+
+
+def plan_messages(exchanges: list[Exchange], nodes: int) -> list[MessagePlan]:
+    """Return the messages of a batch, in an order that the sender and the receiver of each agree on."""
+    return [
+        MessagePlan(neighbor, sent, number, indices)
+        for sent in (False, True)  # posting receives first saves gloo a round trip
+        for neighbor in range(nodes)
+        for number, indices in enumerate(_fuse(exchanges, neighbor, sent=sent))
+    ]
+
+
+def _fuse(exchanges: list[Exchange], neighbor: int, *, sent: bool) -> list[list[int]]:
+    """Return the indices of the exchanges with a neighbor, by message: all in one if they are small, otherwise one each."""
+    sides = [one.neighbors.targets if sent else one.neighbors.sources for one in exchanges]
+    indices = [index for index, side in enumerate(sides) if neighbor in side]
+    size = sum(exchanges[index].tensor.numel() * exchanges[index].tensor.element_size() for index in indices)
+    if size <= FUSE_BELOW:
+        return [indices] if indices else []
+    return [[index] for index in indices]
+
+
+class _FailedWork:
+    """Stands for a transfer that could not be posted; waiting for it raises the error."""
+
+    def __init__(self, error: Exception) -> None:
+        self.error = error
+
+    def wait(self, _timeout: object) -> None:
+        raise self.error
 
 
 class Batch:
-    """Exchanges that were posted together."""
+    """Exchanges that are posted together."""
 
     def __init__(self, node: DistributedNode, exchanges: list[Exchange]) -> None:
         self.node, self.exchanges = node, exchanges
-        self.loads = node.plan(exchanges)
-        self.parcels = [self._parcel(load) for load in self.loads]
-        self.error: BaseException | None = None
+        self.plans = node.plan(exchanges)
+        self.transfers = [self._transfer(plan) for plan in self.plans]
         self.works: list[Any] = []
+        self.failed: _FailedWork | None = None
+        # On gloo each transfer has a work of its own, NCCL has one for all of them.
+        self.separate = all(one.tensor.device.type == "cpu" for one in self.transfers)
         try:
-            self.works = node.peers.post(self.parcels)
+            for group in [[one] for one in self.transfers] if self.separate else [self.transfers]:
+                self.works += node.peers.post(group)
         except (RuntimeError, dist.DistError) as error:
-            self.error = error  # raised where somebody waits
+            self.failed = _FailedWork(error)
 
-    def _parcel(self, load: Load) -> Transfer:
-        node, tensors = self.node, [self.exchanges[place].tensor for place in load.places]
-        if load.sent:
+    def _transfer(self, plan: MessagePlan) -> Transfer:
+        node, tensors = self.node, [self.exchanges[index].tensor for index in plan.indices]
+        if plan.sent:
             flat = [tensor.reshape(-1) for tensor in tensors]
             buffer = node.encode((flat[0] if len(flat) == 1 else torch.cat(flat)).contiguous())
         else:
             size = sum(tensor.numel() for tensor in tensors)
             buffer = torch.empty(size, dtype=node.wire or tensors[0].dtype, device=tensors[0].device)
-        return Transfer(load.neighbour, buffer, node.tag(load.number), load.sent)
+        return Transfer(plan.neighbor, buffer, node.tag(plan.number), plan.sent)
 
     def finish(self) -> None:
-        """Wait for all messages and form the sums."""
+        """Wait for all messages and compute the results."""
         node = self.node
-        if self.error is not None:
-            said = f"Node {node.name} lost {self._everybody()} in step {node.step}: {explain_error(self.error)}."
-            raise NetworkError(f"{said} {node.peers.remedy}".rstrip()) from None
-        works = record_waits(self.works, [node.peers.node_ids[load.neighbour] for load in self.loads], node.waited)
+        neighbors = [node.peers.node_ids[plan.neighbor] for plan in self.plans]
+        works = list(enumerate(record_waits(self.works, neighbors, node.waited)))
+        if self.failed is not None:
+            works = [(len(self.works), self.failed)]
         try:
-            node.peers.finish([(one, partial(self._lost, place)) for place, one in enumerate(works)], node.timeout)
+            node.peers.finish([(work, partial(self._describe_loss, place)) for place, work in works], node.timeout)
         except NetworkError:
-            self.works, self.parcels = [], []  # large, and connections hang on them
+            self.works, self.transfers = [], []  # they are large and keep connections open
             raise
-        heard: list[list[tuple[float, Tensor]]] = [[] for _ in self.exchanges]
-        for load, parcel in zip(self.loads, self.parcels, strict=True):
-            start = 0
-            for place in load.places if not load.sent else ():
-                exchange = self.exchanges[place]
-                stop = start + exchange.tensor.numel()
-                one = parcel.tensor[start:stop].view_as(exchange.tensor)
-                heard[place].append((exchange.sources[load.neighbour], one))
-                start = stop
-        results = [exchange.mixed(parts) for exchange, parts in zip(self.exchanges, heard, strict=True)]
+        received: list[list[tuple[float, Tensor]]] = [[] for _ in self.exchanges]
+        for plan, transfer in zip(self.plans, self.transfers, strict=True):
+            if not plan.sent:
+                tensors = [self.exchanges[index].tensor for index in plan.indices]
+                parts = transfer.tensor.split([tensor.numel() for tensor in tensors])  # type: ignore[no-untyped-call]
+                for index, tensor, part in zip(plan.indices, tensors, parts, strict=True):
+                    weight = self.exchanges[index].neighbors.sources[plan.neighbor]
+                    received[index].append((weight, part.view_as(tensor)))
+        results = [exchange.combine(messages) for exchange, messages in zip(self.exchanges, received, strict=True)]
         for exchange, result in zip(self.exchanges, results, strict=True):
             exchange.result, exchange.done = result, True
-            del exchange.batch  # without the cycle, buffers go at once
+            del exchange.batch  # breaks the cycle, so that buffers are freed at once
         node.finished(self)
 
-    def _lost(self, place: int) -> str:
-        """What an error says if a work fails. NCCL gives one for all messages, gloo one for each."""
-        node, single = self.node, len(self.works) == len(self.loads)
-        load, other = self.loads[place], node.peers.node_ids[self.loads[place].neighbour]
-        who = f"node {other}" if single else self._everybody()
-        exchanges = [self.exchanges[one] for one in load.places] if single else self.exchanges
-        what = " and ".join(str(one) for one in exchanges)
-        if single:
-            source, target = (node.name, other) if load.sent else (other, node.name)
-            what = f"edge node {source} -> node {target}, {what}"
-        return f"Node {node.name} lost {who} in step {self.exchanges[0].step} ({what})"
-
-    def _everybody(self) -> str:
-        names = sorted({self.node.peers.node_ids[load.neighbour] for load in self.loads})
-        return f"one of the nodes {', '.join(map(str, names))}"
-
-
-def loads(exchanges: list[Exchange], neighbour: int, *, sent: bool) -> list[list[int]]:
-    """The places of exchanges with one neighbour, message by message: together if small, each on its own if large."""
-    places = [
-        place for place, one in enumerate(exchanges) if neighbour in (one.edges.targets if sent else one.edges.sources)
-    ]
-    tensors = [exchanges[place].tensor for place in places]
-    if sum(tensor.numel() * tensor.element_size() for tensor in tensors) <= FUSE_BELOW:
-        return [places] if places else []
-    return [[place] for place in places]
+    def _describe_loss(self, place: int) -> str:
+        """Return the beginning of the error about a work that failed: the node, the edge and the exchanges that it concerns."""
+        name, names = self.node.name, self.node.peers.node_ids
+        plans = [self.plans[place]] if self.separate else self.plans
+        lost = sorted({names[plan.neighbor] for plan in plans})
+        who = f"node {lost[0]}" if len(lost) == 1 else f"one of the nodes {listed(lost)}"
+        ends = [(name, names[plan.neighbor]) if plan.sent else (names[plan.neighbor], name) for plan in plans]
+        edges = listed(dict.fromkeys(f"edge node {source} -> node {target}" for source, target in ends))
+        exchanges = [self.exchanges[index] for index in sorted({index for plan in plans for index in plan.indices})]
+        what = f"{edges}, {' and '.join(map(str, exchanges))}"
+        return f"Node {name} lost {who} in step {self.exchanges[0].step} ({what})"

@@ -2,30 +2,38 @@
 
 from __future__ import annotations
 
+import json
 import os
 import time
 from datetime import timedelta
+from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed.distributed_c10d import PrefixStore  # dist exports it, but its type stubs do not
 
-from perron.distributed.consistency import met
+from perron.distributed.consistency import refuse_differences, versions
 from perron.distributed.elastic.membership import Membership, connect
 from perron.distributed.launch.worker import exit_with_launcher
 from perron.distributed.process_group import DRAIN_SECONDS, START_TIMEOUT, check_timeout, first_line
+from perron.distributed.store import STORE_PREFIX, connect_store
 from perron.errors import NetworkError, PerronError
 
 _membership: Membership | None = None
 
 
 def init(*, backend: str | None = None, timeout: float = START_TIMEOUT, elastic: bool | None = None) -> tuple[int, int]:
-    """Join the processes that the launcher (torchrun, or perron launch) describes; this node's number, and how many begin.
+    """Join the process group that the launcher (torchrun or perron launch) describes; return rank and initial size.
 
-    gloo on CPUs, NCCL where every process has a GPU of its own. ``timeout`` is how many seconds to wait for the others at the
-    start. ``elastic``: go on when processes are lost, and let others join (gloo only); by default as `perron launch` says.
-    Does nothing if it was called before. Processes that were started again by their launcher meet apart from those before.
+    A second call does nothing. Processes that the launcher restarted form a group of their own.
+
+    Args:
+        backend: by default NCCL where every process has its own GPU, otherwise gloo.
+        timeout: seconds to wait for the other processes.
+        elastic: whether to continue when processes are lost, and to let others join (gloo only); by default as the option
+            of `perron launch`.
     """
-    global _membership  # noqa: PLW0603 - a process has one, as torch.distributed has one default group
+    global _membership  # noqa: PLW0603 - one for each process, like the default group of torch.distributed
     if not dist.is_available():
         raise PerronError("This build of PyTorch has no torch.distributed.")
     if _membership is not None:
@@ -45,30 +53,42 @@ def init(*, backend: str | None = None, timeout: float = START_TIMEOUT, elastic:
             raise PerronError(f"Elastic membership works on gloo; got backend {backend!r}.")
         _membership = connect()
         return _membership.node, _membership.size
-    many = torch.cuda.is_available() and torch.cuda.device_count() >= int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-    if many:
+    gpus = torch.cuda.is_available() and torch.cuda.device_count() >= int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    if gpus:
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
     rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    chosen = backend or ("cpu:gloo,cuda:nccl" if gpus else "gloo")
     try:
-        store = met(rank, size, timeout)
-        chosen = backend or ("cpu:gloo,cuda:nccl" if many else "gloo")
+        store = _rendezvous(rank, size, timeout)
         dist.init_process_group(chosen, store=store, rank=rank, world_size=size, timeout=timedelta(seconds=timeout))
     except (RuntimeError, dist.DistError) as error:
         raise NetworkError(f"The process group could not be formed within {timeout:g} s: {first_line(error)}") from None
     return rank, size
 
 
+def _rendezvous(rank: int, size: int, timeout: float) -> Any:
+    """Return the store of this attempt, after comparing the facts through it without which no group can be formed.
+
+    Each attempt has its own prefix: otherwise gloo would find the addresses of processes that have died.
+    """
+    agent = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+    server = connect_store(timeout, serve=rank == 0 and not agent)
+    store = PrefixStore(f"{STORE_PREFIX}/attempt {os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", server)
+    own = json.dumps({"the number of nodes": size} | versions())
+    store.set(f"facts/{rank}", own)
+    refuse_differences({0: store.get("facts/0").decode(), rank: own})
+    return store
+
+
 def membership() -> Membership | None:
-    """This process's elastic membership, if it has one."""
+    """Return this process's elastic membership, if it has one."""
     return _membership
 
 
 def shutdown() -> None:
-    """At the end of a script: take the process group down, on every node."""
+    """Destroy the process group, at the end of a script and on every node."""
     if dist.is_initialized():
-        time.sleep(
-            DRAIN_SECONDS
-        )  # threads of gloo that still hold tensors when the interpreter goes would abort the process
+        time.sleep(DRAIN_SECONDS)  # a gloo thread that still holds tensors would abort the interpreter's exit
         dist.destroy_process_group()
 
 

@@ -1,0 +1,126 @@
+"""Operations that all nodes take part in: forming the network, averaging the models, training on data of unequal length."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from secrets import token_hex
+from typing import TYPE_CHECKING
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from perron._modules import temporarily_set
+from perron.distributed.asynchronous import AsynchronousNode
+from perron.distributed.consistency import compare, copy_tensors, gather_average, gather_texts, versions
+from perron.distributed.node import DistributedNode
+from perron.distributed.process_group import START_TIMEOUT, Peers
+from perron.errors import NetworkError, PerronError
+from perron.networks.builder import build_network
+from perron.networks.facts import Network
+from perron.networks.mixing import Mixing
+
+if TYPE_CHECKING:
+    from perron.distributed.elastic.recovery import Recovery
+    from perron.distributed.optimizer import Decentralized
+
+WIRES = {None: None, "bf16": torch.bfloat16}
+AVERAGED = "The model is the average of all nodes' now; leave averaged_model() before {}."
+
+log = logging.getLogger("perron")
+
+
+def assemble(
+    optimizer: Decentralized, peers: Peers, mixing: Mixing | None = None, sources: Sequence[int] = (), step: int = 0
+) -> None:
+    """Form the network of an optimizer: compare settings, agree on a run id, copy the model, and start the algorithm.
+
+    Sources are the ranks whose models the training continues with; there are none at its beginning.
+    """
+    flat, settings, algorithm = optimizer._flat, optimizer._settings, optimizer.algorithm
+    if mixing is None:
+        mixing = build_network(optimizer._graph, peers.size, weights=settings["weights"], seed=settings["seed"])
+    algorithm.check(Network(mixing))
+    kind = AsynchronousNode if settings["asynchronous"] else DistributedNode
+    options = {"timeout": optimizer.timeout, "seed": settings["seed"], "wire": WIRES[settings["wire"]]}
+    node = kind(mixing, peers=peers, dtype=flat.dtype, device=flat.device, **options)
+    optimizer.node = node
+    facts = {"the algorithm": algorithm.description, "the network": f"{mixing!r} {mixing.fingerprint}"}
+    facts |= flat.facts(optimizer.param_groups, began=bool(sources))
+    limit = optimizer.timeout if sources else START_TIMEOUT
+    compare(versions() | facts | settings, peers, limit)
+    now = max(time.time_ns(), int(optimizer.run_id.partition("-")[0] or 0) + 1)  # ids only grow, whatever clocks do
+    optimizer.run_id = max(gather_texts(f"{now:020d}-{token_hex(4)}", peers, limit))
+    if sources or settings["broadcast"]:
+        what = f"Node {node.name} lost another node while the model was copied"
+        copy_tensors([flat.vector, *_buffers(optimizer).values()], sources or [0], peers, what, optimizer.timeout)
+    node.step = step
+    optimizer._start()
+
+
+def recovery_from(optimizer: Decentralized, error: NetworkError) -> Recovery:
+    """Return the optimizer's recovery; without elastic membership raise the error, now and at every later step."""
+    if optimizer._recovery is None:
+        optimizer._failure = error
+        raise error
+    return optimizer._recovery
+
+
+def retry_collective(optimizer: Decentralized, activity: str, action: Callable[[], None]) -> bool:
+    """Run an action that all members run together, and return whether it was done; see `Recovery.retry_collective`."""
+    try:
+        action()
+    except NetworkError as error:
+        return recovery_from(optimizer, error).retry_collective(activity, action, error)
+    return True
+
+
+@contextmanager
+def averaged_model(optimizer: Decentralized) -> Iterator[None]:
+    """See `Decentralized.averaged_model`."""
+    if optimizer._averaging:
+        raise PerronError("averaged_model() is entered already.")
+    if optimizer._failure is not None:
+        raise optimizer._failure
+    values: dict[str, Tensor] = {}
+
+    def average() -> None:
+        node = optimizer.node
+        mean = node.mean(optimizer.algorithm_state.x).wait()
+        what = f"Node {node.name} lost another node in the average of step {node.step}"
+        values.update(gather_average(_buffers(optimizer), node.peers, what, optimizer.timeout), vector=mean)
+
+    with torch.no_grad():
+        if not retry_collective(optimizer, "average", average):
+            log.warning("Node %d: members changed, so this is its own model, not the average.", optimizer.node.name)
+            values["vector"] = optimizer.algorithm_state.x
+    optimizer._averaging = True
+    try:
+        with temporarily_set(_buffers(optimizer) | {"vector": optimizer._flat.vector}, values):
+            yield
+    finally:
+        optimizer._averaging = False
+        optimizer._flat.remember()
+
+
+def _buffers(optimizer: Decentralized) -> dict[str, Tensor]:
+    """Return the model's buffers, by names that no parameter has."""
+    named = optimizer.model.named_buffers() if optimizer.model is not None else ()
+    return {f"buffer {name}": buffer for name, buffer in named}
+
+
+@contextmanager
+def join(optimizer: Decentralized, steps: int) -> Iterator[None]:
+    """See `Decentralized.join`."""
+    if optimizer._recovery is not None:
+        raise PerronError("join() counts calls, elastic membership cannot: loop while optimizer.steps < total.")
+    first, most, peers = optimizer._calls, torch.tensor([steps]), optimizer.node.peers
+    work = peers.all_reduce(most, dist.ReduceOp.MAX, timeout=optimizer.timeout)
+    peers.finish([(work, "Not all processes entered join()")], optimizer.timeout)
+    yield
+    with torch.no_grad():
+        while optimizer._calls < first + int(most):
+            optimizer._advance(optimizer.last.clone())
