@@ -17,7 +17,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from perron.studies.executors import Local, Pool, Ray, Slurm, cores
+from perron.studies.executors import Executor, Local, Ray, Slurm, cores
 from perron.studies.runner import run_study
 from perron.studies.spec import Study
 
@@ -39,7 +39,7 @@ STUDY = Study.model_validate(
 
 
 def main() -> None:
-    pools: dict[str, Pool] = {"processes of this machine": Local(), "a Ray cluster on it": Ray()}
+    pools: dict[str, Executor] = {"processes of this machine": Local(), "a Ray cluster on it": Ray()}
     if "--slurm" in sys.argv:
         pools["Slurm"] = Slurm(options={"time": 5})
     seconds, bytes_of = defaultdict(list), defaultdict(set)
@@ -48,7 +48,7 @@ def main() -> None:
             for name, pool in pools.items():
                 out = Path(folder) / f"{name}-{turn}"
                 started = time.monotonic()
-                outcome = run_study(STUDY, out, pool=pool)
+                outcome = run_study(STUDY, out, executor=pool)
                 seconds[name].append(time.monotonic() - started)
                 if not outcome.finished:
                     raise SystemExit(

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import io
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
@@ -37,176 +37,232 @@ def draw(graph: Graph | Sequence[Graph], path: str | Path) -> Path:
         raise GraphError("There is no graph to draw.")
     names = [panel.name for panel in graphs]
     titles = [name if names.count(name) == 1 else f"{name} ({i})" for i, name in enumerate(names)]
-    return draw_all(dict(zip(titles, graphs, strict=True)), path)
+    return Drawing(dict(zip(titles, graphs, strict=True))).save(path)
 
 
-def draw_all(graphs: dict[str, Graph], path: str | Path, *, columns: int = 3) -> Path:
-    """Draw several graphs side by side, each under its title, as in the paper's topology figure."""
-    path = _check_format(Path(path))
-    for graph in graphs.values():
-        if len(graph.edges) > MAX_EDGES:
-            raise GraphError(f"{graph.name} has {len(graph.edges):,} edges; at most {MAX_EDGES:,} can be drawn.")
-        if graph.nodes > MAX_NODES:
-            raise GraphError(
-                f"{graph.name} has too many nodes for a readable drawing; at most {MAX_NODES} can be drawn."
-            )
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
+class Picture:
+    """A figure as data, which ``figure`` draws with matplotlib."""
 
-    width = min(columns, len(graphs))
-    height = -(-len(graphs) // width)
-    largest = max(graph.nodes for graph in graphs.values())
-    side = float(np.clip(4 + 0.06 * largest, 4.5, 12)) if len(graphs) > 1 else float(np.clip(4 + 0.14 * largest, 5, 14))
-    figure = Figure(figsize=(side * width, (side + 0.3) * height), layout="constrained")
-    FigureCanvasAgg(figure)
-    panels = figure.subplots(height, width, squeeze=False).ravel()
-    for axes, (title, graph) in zip(panels, graphs.items(), strict=False):
-        _draw(axes, graph, side)
-        axes.set_title(title, fontsize=11, color=INK, parse_math=False)
-    for axes in panels[len(graphs) :]:
-        axes.set_axis_off()
-    return save(figure, path)
+    def figure(self) -> Figure:
+        raise NotImplementedError
+
+    def save(self, path: str | Path) -> Path:
+        """Write the picture to a file; its suffix decides the format."""
+        return save(self.figure(), path)
+
+
+@dataclass(frozen=True)
+class Drawing(Picture):
+    """Graphs side by side, each under its title, as in the paper's topology figure."""
+
+    graphs: Mapping[str, Graph]
+    columns: int = 3
+
+    def figure(self) -> Figure:
+        for graph in self.graphs.values():
+            if len(graph.edges) > MAX_EDGES:
+                raise GraphError(f"{graph.name} has {len(graph.edges):,} edges; at most {MAX_EDGES:,} can be drawn.")
+            if graph.nodes > MAX_NODES:
+                raise GraphError(
+                    f"{graph.name} has too many nodes for a readable drawing; at most {MAX_NODES} can be drawn."
+                )
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.figure import Figure
+
+        width = min(self.columns, len(self.graphs))
+        height = -(-len(self.graphs) // width)
+        largest = max(graph.nodes for graph in self.graphs.values())
+        several = len(self.graphs) > 1
+        side = float(np.clip(4 + 0.06 * largest, 4.5, 12) if several else np.clip(4 + 0.14 * largest, 5, 14))
+        figure = Figure(figsize=(side * width, (side + 0.3) * height), layout="constrained")
+        FigureCanvasAgg(figure)
+        panels = figure.subplots(height, width, squeeze=False).ravel()
+        for axes, (title, graph) in zip(panels, self.graphs.items(), strict=False):
+            _draw(axes, graph, side)
+            axes.set_title(title, fontsize=11, color=INK, parse_math=False)
+        for axes in panels[len(self.graphs) :]:
+            axes.set_axis_off()
+        return figure
 
 
 @dataclass(frozen=True)
 class Line:
-    """A curve of a panel: ``y`` at ``x`` with a band of two standard errors.
+    """A curve of a panel: ``y`` at ``x``.
 
-    ``floor`` is a level, drawn dashed in the same color. A ``guide`` is a thin grey reference curve. A greater ``width`` keeps a
-    curve visible under others that coincide with it.
+    Attributes:
+        low, high: the ends of its error bars, or the edges of the band around it.
+        floor: a level, drawn dashed in the same color.
+        fit: a fitted curve with its band, drawn in the same color.
+        guide: whether the curve is a reference, drawn thin, grey and dashed.
     """
 
     label: str
     x: FloatArray
     y: FloatArray
-    error: FloatArray | None = None
+    low: FloatArray | None = None
+    high: FloatArray | None = None
     floor: float | None = None
+    fit: Line | None = None
     guide: bool = False
-    width: float = 1.1
 
 
-def panels(
-    content: Mapping[str, Sequence[Line]],
-    *,
-    x: str,
-    y: str,
-    columns: int = 3,
-    log_x: bool = False,
-    points: bool = False,
-    legend: str | None = None,
-    shares: bool = False,
-) -> Figure:
-    """A grid of panels with logarithmic y axes and one legend; equal labels have equal colors in all panels.
+@dataclass(frozen=True)
+class Panel:
+    """Lines on one pair of axes, with a title and a second line below it."""
 
-    Args:
-        content: the lines of each panel, by its title.
-        x, y: labels of the axes.
-        columns: the largest number of panels in a row.
-        log_x: whether x is logarithmic too; the values of x are then the ticks.
-        points: whether to mark the points and draw error bars instead of bands.
+    title: str
+    lines: Sequence[Line]
+    note: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Chart(Picture):
+    """A grid of panels with shared axes and one legend; the same label has the same color in each panel.
+
+    A chart is drawn by matplotlib, and by plotly in the report if it has a title there.
+
+    Attributes:
+        x, y: the titles of the axes.
+        title, about: its heading and caption in the report.
+        log_x, log_y: whether an axis is logarithmic; with ``log_x`` the values of x are the ticks.
+        marks: ``"lines"`` with bands, ``"points"`` with error bars joined by lines, or ``"dots"``: points that are not joined.
+        nested: whether lines go from thick to thin, so that of those that coincide none hides another.
+        names: for x = 0, 1, ..., the names of categories.
+        share: whether y is a share between 0 and 1, shown in percent.
         legend: the title of the legend.
-        shares: whether y is a share between 0 and 1, shown in percent on a linear axis.
     """
-    from matplotlib.figure import Figure
-    from matplotlib.ticker import PercentFormatter
 
-    width = min(columns, len(content))
-    height = -(-len(content) // width)
-    inches = {1: 5.5, 2: 8.0}.get(width, 3.1 * width)
-    figure = Figure(figsize=(inches, 2.5 * height + 0.75), layout="constrained")
-    axes = figure.subplots(height, width, squeeze=False, sharey=True).ravel()
-    labels = sorted({line.label: line for lines in content.values() for line in lines if not line.guide}, key=_natural)
-    style = {label: (COLORS[i % len(COLORS)], MARKERS[i % len(MARKERS)]) for i, label in enumerate(labels)}
-    handles: dict[str, Any] = {}
-    for i, (panel, (title, lines)) in enumerate(zip(axes, content.items(), strict=False)):
-        for line in lines:
-            color, marker = (GREY, "") if line.guide else style[line.label]
-            handles.setdefault(line.label, _line(panel, line, color, marker, points))
-        panel.set_title(title, fontsize=10, color=INK)
-        if shares:
-            panel.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
-        else:
-            panel.set_yscale("log")
-        panel.grid(alpha=0.25, linewidth=0.6)
-        panel.tick_params(labelsize=8, which="both")
-        panel.spines[["top", "right"]].set_visible(False)
-        if log_x:
-            _ticks(panel, sorted({float(value) for line in lines for value in line.x}))
-        if i + width >= len(content):
-            panel.set_xlabel(x, fontsize=9)
-        if i % width == 0:
-            panel.set_ylabel(y, fontsize=9)
-    for panel in axes[len(content) :]:
-        panel.set_axis_off()
-    shown = sorted(handles, key=lambda label: (label not in style, _natural(label)))
-    fitting = int(inches * 12 / (max(map(len, shown)) + 8))  # about twelve letters to an inch, and the line before them
-    figure.legend(
-        [handles[label] for label in shown], shown, title=legend, loc="outside lower center", frameon=False,
-        ncols=max(1, min(len(shown), fitting)), fontsize=9, title_fontsize=9,
-    )  # fmt: skip
-    return figure
+    panels: Sequence[Panel]
+    x: str
+    y: str
+    title: str = ""
+    about: str = ""
+    log_x: bool = False
+    log_y: bool = True
+    marks: Literal["lines", "points", "dots"] = "lines"
+    nested: bool = False
+    names: Sequence[str] | None = None
+    share: bool = False
+    legend: str | None = None
+    columns: int = 3
+
+    def figure(self) -> Figure:
+        from matplotlib.figure import Figure
+
+        columns = min(self.columns, len(self.panels))
+        rows = -(-len(self.panels) // columns)
+        inches = {1: 5.5, 2: 8.0}.get(columns, 3.1 * columns)
+        lines = [line for panel in self.panels for line in panel.lines]
+        labels = sorted({line.label: None for line in lines if not line.guide}, key=_natural)
+        style = {label: (COLORS[i % len(COLORS)], MARKERS[i % len(MARKERS)]) for i, label in enumerate(labels)}
+        shown = [*labels, *dict.fromkeys(line.label for line in lines if line.guide)]
+        # About twelve letters to an inch, and the line in front of them.
+        entries = max(1, min(len(shown), int(inches * 12 / (max(map(len, shown), default=0) + 8))))
+        height = 2.5 * rows + 0.55 + 0.2 * -(-len(shown) // entries) + 0.2 * any(panel.note for panel in self.panels)
+        figure = Figure(figsize=(inches, height), layout="constrained")
+        grid = figure.subplots(rows, columns, squeeze=False, sharey=True)
+        handles: dict[str, Any] = {}
+        for axes, panel in zip(grid.flat, self.panels, strict=False):
+            widths = (
+                np.linspace(6.0, 1.0, len(panel.lines))
+                if self.nested and self.marks == "lines"
+                else [1.2] * len(panel.lines)
+            )
+            for line, width in zip(panel.lines, widths, strict=True):
+                color, marker = style.get(line.label, (GREY, ""))
+                handles.setdefault(line.label, self._line(axes, line, color, marker, width))
+            self._decorate(axes, panel)
+        for axes in grid.flat[len(self.panels) - columns : len(self.panels)]:
+            axes.set_xlabel(self.x, fontsize=9)
+        for axes in grid[:, 0]:
+            axes.set_ylabel(self.y, fontsize=9)
+        for axes in grid.flat[len(self.panels) :]:
+            axes.set_axis_off()
+        figure.legend(
+            [handles[label] for label in shown], shown, title=self.legend, loc="outside lower center", ncols=entries,
+            frameon=False, fontsize=9, title_fontsize=9,
+        )  # fmt: skip
+        return figure
+
+    def _line(self, axes: Axes, line: Line, color: str, marker: str, width: float) -> Any:
+        if line.guide:
+            return axes.plot(line.x, line.y, color=GREY, linewidth=1.0, linestyle=(0, (4, 3)), zorder=1)[0]
+        if line.floor is not None:
+            axes.axhline(line.floor, color=color, linewidth=1.0, linestyle=(0, (4, 2)))
+        if line.fit is not None:
+            self._line(axes, replace(line.fit, label=""), color, "", 1.2)
+        if not marker or self.marks == "lines":
+            if line.low is not None and line.high is not None:
+                low = np.maximum(line.low, line.y * 1e-2) if self.log_y else line.low
+                axes.fill_between(line.x, low, line.high, color=color, alpha=0.2, linewidth=0)
+            return axes.plot(line.x, line.y, color=color, linewidth=width)[0]
+        bars = None
+        if line.low is not None and line.high is not None:
+            bars = np.nan_to_num(np.maximum([line.y - line.low, line.high - line.y], 0), posinf=0)
+        return axes.errorbar(
+            line.x, line.y, yerr=bars, color=color, marker=marker, markersize=4.5, capsize=2, elinewidth=1.2,
+            linewidth=width, linestyle="none" if self.marks == "dots" else "-",
+        )  # fmt: skip
+
+    def _decorate(self, axes: Axes, panel: Panel) -> None:
+        from matplotlib.ticker import NullLocator, PercentFormatter
+
+        axes.set_title("\n".join(filter(None, (panel.title, panel.note))), fontsize=10, color=INK)
+        if self.log_y:
+            axes.set_yscale("log")
+        if self.share:
+            axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
+        if self.names is not None:
+            axes.set_xticks(range(len(self.names)), self.names)
+        elif self.log_x:
+            values = sorted({float(value) for line in panel.lines for value in line.x})
+            axes.set_xscale("log")
+            axes.set_xticks(values, [f"{value:g}" for value in values])
+            axes.xaxis.set_minor_locator(NullLocator())
+        axes.grid(alpha=0.25, linewidth=0.6)
+        axes.tick_params(labelsize=8, which="both")
+        axes.spines[["top", "right"]].set_visible(False)
 
 
-def curves(lines: Mapping[str, tuple[Any, FloatArray, FloatArray]], metric: str) -> Figure:
-    """One panel of named curves ``(steps, mean, standard error)``."""
-    return panels({"": [Line(name, *line) for name, line in lines.items()]}, x="step", y=metric)
+@dataclass(frozen=True)
+class HeatMaps(Picture):
+    """Tables of counts side by side, ``(nodes, classes)`` each, as the samples that nodes have; one scale for all."""
 
+    counts: Mapping[str, IntArray]
 
-def heat_maps(content: Mapping[str, IntArray]) -> Figure:
-    """Tables of counts ``(nodes, classes)`` side by side with one color scale, such as the samples of each node."""
-    from matplotlib.figure import Figure
+    def figure(self) -> Figure:
+        from matplotlib.figure import Figure
 
-    rows = max(len(counts) for counts in content.values())
-    figure = Figure(figsize=(4.4 * len(content), 0.24 * rows + 1.6), layout="constrained")
-    axes = figure.subplots(1, len(content), squeeze=False, sharey=True).ravel()
-    most = max(int(counts.max()) for counts in content.values())
-    for panel, (title, counts) in zip(axes, content.items(), strict=True):
-        image = panel.imshow(counts, aspect="auto", cmap="Blues", vmin=0, vmax=most)
-        for node, row in enumerate(counts.tolist()):
-            for label, count in enumerate(row):
+        rows = max(len(table) for table in self.counts.values())
+        figure = Figure(figsize=(4.4 * len(self.counts), 0.24 * rows + 1.6), layout="constrained")
+        grid = figure.subplots(1, len(self.counts), squeeze=False, sharey=True).ravel()
+        most = max(int(table.max()) for table in self.counts.values())
+        for axes, (title, table) in zip(grid, self.counts.items(), strict=True):
+            image = axes.imshow(table, aspect="auto", cmap="Blues", vmin=0, vmax=most)
+            for (node, label), count in np.ndenumerate(table):
                 color = "white" if count > 0.6 * most else INK
-                panel.text(label, node, str(count), ha="center", va="center", fontsize=6, color=color)
-        panel.set_title(title, fontsize=10, color=INK)
-        panel.set_xlabel("class", fontsize=9)
-        panel.set_xticks(range(counts.shape[1]))
-        panel.set_yticks(range(len(counts)))
-        panel.tick_params(labelsize=8, length=0)
-        panel.spines[:].set_visible(False)
-    axes[0].set_ylabel("node", fontsize=9)
-    figure.colorbar(image, ax=axes.tolist(), label="samples", shrink=0.8)
-    return figure
+                axes.text(label, node, str(count), ha="center", va="center", fontsize=6, color=color)
+            axes.set_title(title, fontsize=10, color=INK)
+            axes.set_xlabel("class", fontsize=9)
+            axes.set_xticks(range(table.shape[1]))
+            axes.set_yticks(range(len(table)))
+            axes.tick_params(labelsize=8, length=0)
+            axes.spines[:].set_visible(False)
+        grid[0].set_ylabel("node", fontsize=9)
+        figure.colorbar(image, ax=grid.tolist(), label="samples", shrink=0.8)
+        return figure
 
 
-def _line(axes: Axes, line: Line, color: str, marker: str, points: bool) -> Any:
-    if line.guide:
-        return axes.plot(line.x, line.y, color=color, linewidth=1.0, linestyle=(0, (4, 3)), zorder=1)[0]
-    if points:
-        error = None if line.error is None else 2 * line.error
-        handle: Any = axes.errorbar(
-            line.x, line.y, yerr=error, color=color, marker=marker, markersize=4.5, linewidth=1.2, capsize=2
-        )
-    else:
-        handle = axes.plot(line.x, line.y, color=color, linewidth=line.width)[0]
-        if line.error is not None:
-            low = np.maximum(line.y - 2 * line.error, line.y * 1e-2)
-            axes.fill_between(line.x, low, line.y + 2 * line.error, color=color, alpha=0.2, linewidth=0)
-    if line.floor is not None:
-        axes.axhline(line.floor, color=color, linewidth=1.0, linestyle=(0, (4, 2)))
-    return handle
+def curves(lines: Mapping[str, tuple[Any, FloatArray, FloatArray]], metric: str, *, log: bool = True) -> Figure:
+    """Draw named curves ``(steps, mean, standard error)``, each with a band of two standard errors."""
+    drawn = [Line(name, x, mean, mean - 2 * error, mean + 2 * error) for name, (x, mean, error) in lines.items()]
+    return Chart(panels=[Panel("", drawn)], x="step", y=metric, log_y=log).figure()
 
 
 def _natural(label: str) -> int:
     """Sort key: the number at the end of a label, so that n = 16 comes after n = 4; other labels keep their order."""
     last = label.rpartition(" ")[2]
     return int(last) if last.isdecimal() else 0
-
-
-def _ticks(axes: Axes, values: list[float]) -> None:
-    from matplotlib.ticker import NullLocator
-
-    axes.set_xscale("log")
-    axes.set_xticks(values, [f"{value:g}" for value in values])
-    axes.xaxis.set_minor_locator(NullLocator())
 
 
 def save(figure: Figure, path: str | Path) -> Path:

@@ -24,7 +24,7 @@ from perron.networks import topologies
 from perron.studies.executors.local import Local
 from perron.studies.executors.ray import Ray
 from perron.studies.executors.slurm import Slurm
-from perron.studies.job import cost, keep, perform
+from perron.studies.job import cost, perform, write_result
 from perron.studies.runner import run_study
 from perron.studies.spec import load
 
@@ -47,11 +47,14 @@ noise_std = 0.5
 def confined(monkeypatch: Any) -> None:
     """No other process, no network, no browser: only what starts those is replaced."""
 
-    def nearby(self: Any, jobs: Any, told: Any) -> Any:
+    def nearby(self: Any, jobs: Any, on_progress: Any) -> Any:
         for place, job in enumerate(jobs):
-            yield place, keep(job.target, perform(job, lambda _: None)) if cost(job.run) < CHEAP else "not done here"
+            yield (
+                place,
+                write_result(job.target, perform(job, lambda _: None)) if cost(job.run) < CHEAP else "not done here",
+            )
 
-    def far(self: Any, jobs: Any, told: Any) -> Any:
+    def far(self: Any, jobs: Any, on_progress: Any) -> Any:
         yield from ((place, "not done here") for place, _ in enumerate(jobs))
 
     def offline(*_: Any, **__: Any) -> Any:

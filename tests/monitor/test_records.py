@@ -26,7 +26,7 @@ from perron.monitor.logger import Log
 from perron.monitor.records import Records, Tail, Track, is_locked, read
 from perron.monitor.status import StudyFolder, makespan, open_folder
 from perron.problems import Quadratic
-from perron.studies.job import Report, keep, perform
+from perron.studies.job import Report, perform, write_result
 from perron.studies.runner import run_study
 from perron.studies.spec import Study
 
@@ -335,14 +335,14 @@ def test_a_worker_that_does_not_see_the_directory_is_heard(tmp_path):
     kept = {}
 
     class Blind:
-        def run(self, jobs, told):
+        def run(self, jobs, on_progress):
             for place, job in enumerate(jobs):
-                told(place, Report(0, 1, {}))
-                result = perform(job, lambda news, place=place: told(place, news), seen=False)
+                on_progress(place, Report(0, 1, {}))
+                result = perform(job, lambda report, place=place: on_progress(place, report), shared=False)
                 kept[job.run.algorithm] = read(job.target.with_suffix(".live"))
-                yield place, keep(job.target, result)
+                yield place, write_result(job.target, result)
 
-    table = run_study(Study.model_validate(STUDY), tmp_path, pool=Blind()).table
+    table = run_study(Study.model_validate(STUDY), tmp_path, executor=Blind()).table
     for algorithm, track in kept.items():
         last = table[(table.algorithm == algorithm) & (table.step == 120)]
         assert (track.step, track.steps) == (120, 120)

@@ -29,7 +29,7 @@ from perron.problems.neural import vector
 from perron.random import NOISE, Keyed
 from perron.simulation import metrics
 from perron.studies import conclusions
-from perron.studies.job import do
+from perron.studies.job import execute
 from perron.studies.runner import Outcome, run_study
 from perron.studies.spec import load
 
@@ -608,7 +608,7 @@ def test_training_as_a_conclusion(tmp_path):
         "losses": [1.0, 1e-9],
     }
     study = load("digits", change)
-    tables = [do(run)[0] for run in study.runs]
+    tables = [execute(run)[0] for run in study.runs]
     outcome = Outcome(study, tmp_path, pd.concat(tables, ignore_index=True), 1.0)
     found = conclusions.conclude(outcome)
     assert list(found.figures) == ["loss", "accuracy", "batch-gradient", "partition"]

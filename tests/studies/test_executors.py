@@ -16,10 +16,10 @@ from processes import HANG
 from study_runs import run_in_background, wait_for
 
 from perron.errors import PerronError
-from perron.studies.executors import Local, Ray, Slurm, chosen
-from perron.studies.executors import ray as ray_pool
-from perron.studies.executors import slurm as slurm_pool
-from perron.studies.job import Job, keep, perform
+from perron.studies.executors import Local, Ray, Slurm, create
+from perron.studies.executors import ray as ray_executor
+from perron.studies.executors import slurm as slurm_executor
+from perron.studies.job import Job, perform, write_result
 from perron.studies.provenance import versions
 from perron.studies.runner import _name, run_study
 from perron.studies.spec import Study, load
@@ -62,7 +62,7 @@ def whole(study: Study, folder: Path) -> bytes:
     (folder / "runs").mkdir(parents=True)
     for run in study.runs:
         if run.algorithm != "dsgd":
-            assert keep(job(run, folder).target, perform(job(run, folder), lambda report: None)) is None
+            assert write_result(job(run, folder).target, perform(job(run, folder), lambda report: None)) is None
     outcome = run_study(study, folder)
     assert outcome.reused == 2
     return (folder / "results.parquet").read_bytes()
@@ -89,11 +89,11 @@ def test_another_version_is_refused(study, tmp_path):
 
 
 def test_a_disk_that_is_full_is_named(study, tmp_path):
-    result = perform(job(study.runs[0], tmp_path), lambda report: None, seen=False)
+    result = perform(job(study.runs[0], tmp_path), lambda report: None, shared=False)
     assert result.failed is None
-    assert "Cannot write" in keep(tmp_path / "nowhere" / "run", result)
+    assert "Cannot write" in write_result(tmp_path / "nowhere" / "run", result)
     (tmp_path / "run.partial").mkdir()  # which cannot be removed
-    assert keep(tmp_path / "run", result) is None
+    assert write_result(tmp_path / "run", result) is None
     assert (tmp_path / "run.parquet").read_bytes() == result.table
 
 
@@ -101,34 +101,34 @@ def test_a_disk_that_is_full_is_named(study, tmp_path):
 
 
 def test_options_that_belong_to_another_pool_are_refused():
-    assert chosen(workers=3) == Local(workers=3)
-    assert chosen("ray", address="auto") == Ray(address="auto")
-    assert chosen("slurm", slurm={"cpus": 2}) == Slurm(options={"cpus": 2})
-    with pytest.raises(PerronError, match="no pool 'slrm'; did you mean 'slurm'"):
-        chosen("slrm")
+    assert create(workers=3) == Local(workers=3)
+    assert create("ray", address="auto") == Ray(address="auto")
+    assert create("slurm", slurm={"cpus": 2}) == Slurm(options={"cpus": 2})
+    with pytest.raises(PerronError, match="no executor 'slrm'; did you mean 'slurm'"):
+        create("slrm")
     with pytest.raises(PerronError, match="add --on ray; got --on local"):
-        chosen(address="auto")
+        create(address="auto")
     with pytest.raises(PerronError, match="add --on slurm; got --on ray"):
-        chosen("ray", slurm={"time": 3})
+        create("ray", slurm={"time": 3})
     with pytest.raises(PerronError, match="no option of --slurm 'partitoin'; did you mean 'partition'"):
-        chosen("slurm", slurm={"partitoin": "long"})
+        create("slurm", slurm={"partitoin": "long"})
     with pytest.raises(PerronError, match="whole minutes"):
-        chosen("slurm", slurm={"time": "1:00:00"})
+        create("slurm", slurm={"time": "1:00:00"})
     with pytest.raises(PerronError, match="takes lines of a shell"):
-        chosen("slurm", slurm={"setup": [1]})
+        create("slurm", slurm={"setup": [1]})
 
 
 @pytest.mark.parametrize(("library", "extra"), [("ray", "ray"), ("submitit", "slurm")])
 def test_what_is_not_installed_is_named(library, extra, study, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, library, None)
     with pytest.raises(PerronError, match=rf"--on {extra} needs {library}: pip install 'perron\[{extra}\]'"):
-        run_study(study, tmp_path / "out", pool=chosen(extra))
+        run_study(study, tmp_path / "out", executor=create(extra))
 
 
 def test_without_slurm_there_is_a_sentence(study, tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(PerronError, match="there is no sbatch here"):
-        run_study(study, tmp_path / "out", pool=Slurm())
+        run_study(study, tmp_path / "out", executor=Slurm())
 
 
 # ---- Ray
@@ -139,44 +139,44 @@ def test_without_slurm_there_is_a_sentence(study, tmp_path, monkeypatch):
 def test_an_address_where_nobody_listens_is_named_at_once(address, study, tmp_path):
     pytest.importorskip("ray")
     with pytest.raises(PerronError, match=f"There is no Ray cluster at {re.escape(address)}: ") as caught:
-        run_study(study, tmp_path / "out", pool=Ray(address=address))
+        run_study(study, tmp_path / "out", executor=Ray(address=address))
     assert "RAY_AUTH_MODE" not in str(caught.value)
 
 
 def test_a_worker_knows_whether_it_sees_the_study(tmp_path, monkeypatch):
-    assert not ray_pool._sees(tmp_path, "token")
-    (tmp_path / ray_pool.SEEN).write_text("another")  # a directory of the same name on another machine
-    assert not ray_pool._sees(tmp_path, "token")
-    (tmp_path / ray_pool.SEEN).write_text("token")
-    assert ray_pool._sees(tmp_path, "token")
+    assert not ray_executor._is_shared(tmp_path, "token")
+    (tmp_path / ray_executor.TOKEN).write_text("another")  # a directory of the same name on another machine
+    assert not ray_executor._is_shared(tmp_path, "token")
+    (tmp_path / ray_executor.TOKEN).write_text("token")
+    assert ray_executor._is_shared(tmp_path, "token")
     monkeypatch.setattr(os, "access", lambda path, mode: mode != os.W_OK)  # root may write everywhere
-    assert not ray_pool._sees(tmp_path, "token")
+    assert not ray_executor._is_shared(tmp_path, "token")
 
 
 LOST = """
 import json, logging, subprocess, time, types
 import ray
-from perron.studies.executors.ray import _Crew
+from perron.studies.executors.ray import _Scheduler
 
 ray.init(address="local", num_cpus=1, include_dashboard=False, log_to_driver=False, logging_level=logging.CRITICAL)
 machine = ray.get_runtime_context().get_node_id()
 heard = []
-crew = _Crew(ray, [types.SimpleNamespace(timeout=1.0)], lambda place, report: heard.append(report.step), "token")
+scheduler = _Scheduler(ray, [types.SimpleNamespace(timeout=1.0)], lambda place, report: heard.append(report.step), "token")
 
 def hear(step):
     while step not in heard:
-        news = {"step": step, "steps": 2, "values": {}, "machine": machine, "process": 0}
-        crew.board.write.remote(0, json.dumps(news))
-        crew._listen()
+        news = {"step": step, "steps": 2, "values": {}, "recorded": False, "machine": machine, "process": 0}
+        scheduler.board.write.remote(0, json.dumps(news))
+        scheduler._poll()
         time.sleep(0.1)
 
 hear(1)
-ray.kill(crew.board, no_restart=False)  # as if its process were killed
-crew.until.clear()
+ray.kill(scheduler.board, no_restart=False)  # as if its process were killed
+scheduler.deadlines.clear()
 hear(2)
-assert 0 in crew.until
+assert 0 in scheduler.deadlines
 child = subprocess.Popen(["sleep", "1000"])
-crew._kill(machine, child.pid)
+scheduler._kill(machine, child.pid)
 assert child.wait(600) == -9
 """
 
@@ -227,7 +227,7 @@ class Near(Slurm):
     def _submit(self, folder, _name, tasks, _minutes):
         from submitit import LocalExecutor
 
-        jobs = LocalExecutor(folder=folder).map_array(slurm_pool._work, *zip(*tasks, strict=True))
+        jobs = LocalExecutor(folder=folder).map_array(slurm_executor._work, *zip(*tasks, strict=True))
         self.known.update({job.job_id: job for job in jobs})
         return [job.job_id for job in jobs]
 
@@ -257,8 +257,8 @@ def cluster(tmp_path_factory):
 def slurm(request, monkeypatch):
     """Slurm, or what comes next to it; with less patience."""
     pytest.importorskip("submitit")
-    for name, seconds in {"LOOK": 0.2, "ASK": 0.5, "GRACE": 1.0}.items():
-        monkeypatch.setattr(slurm_pool, name, seconds)
+    for name, seconds in {"FILE_INTERVAL": 0.2, "STATE_INTERVAL": 0.5, "GRACE": 1.0}.items():
+        monkeypatch.setattr(slurm_executor, name, seconds)
     if request.param == "slurm":
         monkeypatch.setenv("SLURM_CONF", request.getfixturevalue("cluster"))
         yield Slurm(options={"time": 2})
@@ -269,10 +269,10 @@ def slurm(request, monkeypatch):
         Near.known.clear()
 
 
-def under_way(out: Path) -> dict[str, int]:
+def running(out: Path) -> dict[str, int]:
     """The processes that are at work, by run."""
     found = {}
-    for path in (out / "slurm").glob("*/*.told"):
+    for path in (out / "slurm").glob("*/*.progress"):
         said = json.loads(path.read_text())
         if "process" in said:
             found[path.name.partition("-")[0]] = said["process"]
@@ -287,11 +287,11 @@ def test_slurm_names_the_killed_and_another_pool_goes_on_to_the_same_table(slurm
     killed = []
 
     def look(share):
-        if not killed and long.key in under_way(out):
+        if not killed and long.key in running(out):
             killed.append(long.key)
-            os.kill(under_way(out)[long.key], signal.SIGKILL)
+            os.kill(running(out)[long.key], signal.SIGKILL)
 
-    outcome = run_study(study, out, pool=slurm, progress=look)
+    outcome = run_study(study, out, executor=slurm, progress=look)
     assert "its process failed or was killed" in outcome.failed.pop(long.key)
     assert len(outcome.failed) == 2
     assert all("doubly stochastic" in said for said in outcome.failed.values())
@@ -309,8 +309,8 @@ def test_slurm_stops_what_hangs(slurm, file, tmp_path):
     outcome = run_study(
         load(file, endless),
         tmp_path / "out",
-        pool=slurm,
-        progress=lambda share: seen.update(under_way(tmp_path / "out")),
+        executor=slurm,
+        progress=lambda share: seen.update(running(tmp_path / "out")),
     )
     assert len(outcome.failed) == 2
     assert all("took longer than timeout = 0.05 minutes" in said for said in outcome.failed.values())
@@ -324,12 +324,12 @@ def test_ctrl_c_cancels_what_slurm_has(slurm, file, tmp_path):
     out, seen = tmp_path / "out", {}
 
     def look(share):
-        seen.update(under_way(out))
+        seen.update(running(out))
         if seen:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        run_study(load(file, {"horizon": 1e9, "steps": 10**9}), out, pool=slurm, progress=look)
+        run_study(load(file, {"horizon": 1e9, "steps": 10**9}), out, executor=slurm, progress=look)
     assert (out / "manifest.json").exists()
     wait_for(lambda: not any(map(psutil.pid_exists, seen.values())))
     if not isinstance(slurm, Near):
@@ -345,7 +345,7 @@ def test_what_is_submitted_to_slurm(workers, limit, tmp_path, monkeypatch):
         (tmp_path / name).chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
     pool = Slurm(workers=workers, options={"setup": "module load x\nmodule load y"})
-    ids = pool._submit(tmp_path, "name", [("text", "told", "beat")] * 300, 3)
+    ids = pool._submit(tmp_path, "name", [("text", "progress", "heartbeat")] * 300, 3)
     assert ids == [f"7_{number}" for number in range(300)]
     lines = next(tmp_path.glob("*submission*.sh")).read_text().splitlines()
     assert {"module load x", "module load y", f"#SBATCH --array=0-299%{limit}", "#SBATCH --time=3"} <= set(lines)
@@ -354,7 +354,7 @@ def test_what_is_submitted_to_slurm(workers, limit, tmp_path, monkeypatch):
 @pytest.mark.cluster
 @pytest.mark.xdist_group("slurm")
 def test_with_workers_the_next_array_waits_for_the_last(slurm, file, tmp_path, monkeypatch):
-    monkeypatch.setattr(slurm_pool, "ARRAY", 1)
+    monkeypatch.setattr(slurm_executor, "ARRAY", 1)
     done, submit = [], type(slurm)._submit
 
     def watched(pool, *given):
@@ -363,17 +363,17 @@ def test_with_workers_the_next_array_waits_for_the_last(slurm, file, tmp_path, m
 
     monkeypatch.setattr(type(slurm), "_submit", watched)
     pool = type(slurm)(workers=1, options=slurm.options)
-    outcome = run_study(load(file, {"algorithms": "push_pull"}), tmp_path / "out", pool=pool)
+    outcome = run_study(load(file, {"algorithms": "push_pull"}), tmp_path / "out", executor=pool)
     assert outcome.finished
     assert done == [0, 1]
 
 
-def test_a_job_ends_when_the_study_is_silent(tmp_path):
-    file, beat = tmp_path / "told", tmp_path / "beat"
+def test_a_job_ends_when_the_study_is_is_stalled(tmp_path):
+    file, beat = tmp_path / "progress", tmp_path / "heartbeat"
     file.write_text("")
-    assert slurm_pool._silent(file, beat)  # the directory is gone
+    assert slurm_executor._is_stalled(file, beat)  # the directory is gone
     beat.write_text("")
-    assert not slurm_pool._silent(file, beat)
-    assert not slurm_pool._silent(file, beat / "not a directory")  # an error of another kind
-    os.utime(beat, (0, file.stat().st_mtime - slurm_pool.SILENCE - 1))
-    assert slurm_pool._silent(file, beat)
+    assert not slurm_executor._is_stalled(file, beat)
+    assert not slurm_executor._is_stalled(file, beat / "not a directory")  # an error of another kind
+    os.utime(beat, (0, file.stat().st_mtime - slurm_executor.STALL_TIMEOUT - 1))
+    assert slurm_executor._is_stalled(file, beat)

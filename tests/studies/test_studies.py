@@ -24,7 +24,7 @@ from perron.networks import topologies
 from perron.problems import Quadratic
 from perron.studies import conclusions
 from perron.studies import runner as experiment
-from perron.studies.job import Job, do, perform
+from perron.studies.job import Job, execute, perform
 from perron.studies.runner import read_study, run_study
 from perron.studies.spec import Study, load, parse, shipped
 
@@ -193,7 +193,7 @@ def test_a_run_is_what_simulate_says(quick):
 
     study = load(quick, {"equal_effective_step": True, "algorithms": ["push_pull", "frost", "centralized"]})
     for run in study.runs:
-        table, warned = do(run)
+        table, warned = execute(run)
         problem, algorithm, mixing = run.build()
         network = perron.Network(mixing)
         lr = 0.2 / algorithm.effective_step(network)
@@ -207,14 +207,14 @@ def test_a_run_is_what_simulate_says(quick):
 
 def test_small_steps_get_more_time(quick):
     study = load(quick, {"lr": [0.05, 0.1, "default"], "horizon": 10, "steps": 150, "algorithms": "centralized"})
-    counts = {run.lr: do(run)[0].steps.iloc[0] for run in study.runs}
+    counts = {run.lr: execute(run)[0].steps.iloc[0] for run in study.runs}
     assert counts[0.1] == 100
     assert counts[0.05] == 150  # at most steps
     assert counts["default"] == 10
 
 
 def test_what_a_run_warned_of_is_kept(quick):
-    table, warned = do(load(quick, {"lr": 50.0}).runs[0])
+    table, warned = execute(load(quick, {"lr": 50.0}).runs[0])
     assert any("diverged" in said for said in warned)
     assert not np.isfinite(table.grad_norm_sq.iloc[-1])
 
@@ -431,7 +431,7 @@ def test_ctrl_c_keeps_what_is_finished(quick, tmp_path):
 
 
 def test_two_at_a_time_in_one_directory_are_refused(quick, tmp_path):
-    with experiment._alone(tmp_path / "out"), pytest.raises(PerronError, match="Another process"):
+    with experiment._exclusive(tmp_path / "out"), pytest.raises(PerronError, match="Another process"):
         run_study(load(quick), tmp_path / "out")
     file = tmp_path / "file"
     file.write_text("")
@@ -539,7 +539,7 @@ def test_time_to_accuracy_of_known_curves(quick):
     assert four["low"] <= four["speedup"] <= four["high"]
     assert four["speedup"] == pytest.approx(4, rel=0.35)
     assert "not reached" in found.tables["Time to accuracy"].steps.tolist()
-    assert "4 nodes need so many times fewer steps" in found.sentences[0]
+    assert "speedup T(1) / T(n) of 4 nodes to the accuracy 0.006: " in found.sentences[0]
 
 
 @pytest.mark.processes

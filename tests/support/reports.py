@@ -6,7 +6,7 @@ from html.parser import HTMLParser
 import pandas as pd
 from plotly.offline import get_plotlyjs
 
-from perron.studies.job import do
+from perron.studies.job import execute
 from perron.studies.spec import Study
 
 SPEEDUP = {
@@ -47,7 +47,7 @@ def run_here(content, folder, **said):
     """Run a study in this process and leave what `run_study` would, but for the machine."""
     study = Study.model_validate(content)
     folder.mkdir(parents=True, exist_ok=True)
-    tables = {run.key: do(run)[0] for run in study.runs if run.key not in said.get("without", ())}
+    tables = {run.key: execute(run)[0] for run in study.runs if run.key not in said.get("without", ())}
     table = pd.concat(tables.values(), ignore_index=True) if tables else pd.DataFrame()
     table.to_parquet(folder / "results.parquet", index=False)
     manifest = {"study": study.model_dump(mode="json"), "seconds": 1.5, "reused": 0, "failed": {}, "warned": {}}

@@ -31,7 +31,7 @@ from perron.errors import FailedError, FileError, PerronError
 
 if TYPE_CHECKING:
     from perron.studies.conclusions.base import Conclusion
-    from perron.studies.executors import Pool
+    from perron.studies.executors import Executor
     from perron.studies.runner import Outcome
 
 app = App(
@@ -148,13 +148,13 @@ def run(
     perron study run my-study.toml --on ray --address auto
     perron study run my-study.toml --on slurm --slurm partition=short --slurm time=60
     """
-    from perron.studies.executors import chosen
+    from perron.studies.executors import create
     from perron.studies.spec import load, parse
 
     loaded = load(study, parse(changes or []))
-    pool = chosen(on, workers=workers, address=address, slurm=parse(slurm or [], "--slurm"))
+    executor = create(on, workers=workers, address=address, slurm=parse(slurm or [], "--slurm"))
     folder = out or Path("results") / loaded.name
-    finish(run_with_progress(loaded, folder, pool=pool, tensorboard=tensorboard), as_json=as_json)
+    finish(run_with_progress(loaded, folder, executor=executor, tensorboard=tensorboard), as_json=as_json)
 
 
 @app.command()
@@ -187,7 +187,7 @@ def show(folder: Folder, as_json: Json = False) -> None:
 
 
 def run_with_progress(
-    study: Any, folder: Path, workers: int | None = None, pool: Pool | None = None, *, tensorboard: bool = False
+    study: Any, folder: Path, workers: int | None = None, executor: Executor | None = None, *, tensorboard: bool = False
 ) -> Outcome:
     """Run a study with a progress bar on standard error."""
     from rich.console import Console
@@ -223,7 +223,7 @@ def run_with_progress(
                 board.update()
 
         try:
-            return run_study(study, folder, workers=workers, pool=pool, progress=progress, began=began, news=news)
+            return run_study(study, folder, workers=workers, executor=executor, progress=progress, began=began, news=news)
         except KeyboardInterrupt:
             bar.stop()
             print_line(f"Stopped. The results so far are kept in {folder}; the same command resumes the study.")

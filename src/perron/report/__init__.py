@@ -1,12 +1,10 @@
-"""One self-contained HTML page about one or several studies: what was run, the networks, the curves, what they mean, the data.
+"""One self-contained HTML page about one or several studies: what was run, the networks, curves, conclusions and data.
 
 The page loads nothing: plotly, styles and data are within it, and its Content-Security-Policy lets no other script run. It reads
-what `perron study run` left in its directories; nothing here runs anything. A study that is not complete gets a page that says
-what is missing.
+the directories that `perron study run` wrote and runs nothing. The page of an incomplete study lists the runs that are missing.
 
-    facts.py      what was run, and how to run it again
-    curves.py     the curves, thinned to what a screen shows
-    charts.py     charts of what was concluded: fits, times, blocks, heat maps
+    facts.py      how a study was run, and how to repeat it
+    curves.py     the curves, thinned to the resolution of a screen
     networks.py   the digraphs, drawn, with their numbers
     page.html, page.css, page.js
 """
@@ -18,7 +16,8 @@ import gzip
 import hashlib
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +28,8 @@ from perron._storage.atomic import write_bytes
 from perron._storage.jsonable import to_jsonable
 from perron.errors import PerronError
 from perron.monitor.progress import format_duration
-from perron.report import charts, curves, facts, networks
+from perron.plots import Chart
+from perron.report import curves, facts, networks
 from perron.studies.conclusions import conclude
 from perron.studies.conclusions.base import Conclusion
 from perron.studies.runner import Outcome, read_manifest, read_study
@@ -37,19 +37,22 @@ from perron.studies.runner import Outcome, read_manifest, read_study
 HERE = Path(__file__).parent
 NUMBERS = 300_000  # in all curves of a page together: about 3 MB
 WHOLE = 2_000_000  # characters that a page may spend on complete tables
+THEME = (
+    "document.documentElement.dataset.theme = matchMedia('(prefers-color-scheme: dark)').matches ? 'dark' : 'light';"
+)
 
 
 def write(studies: Sequence[str | Path | Outcome], path: str | Path, *, concluded: Conclusion | None = None) -> Path:
     """Write the page about studies, given by their directories or as outcomes.
 
-    ``concluded`` is what follows from a single study, if that is known already; to conclude can take a while.
+    ``concluded`` is the conclusion of a single study, if it is known already; drawing it can take a while.
     """
-    outcomes = [one if isinstance(one, Outcome) else read_study(one) for one in studies]
+    outcomes = [study if isinstance(study, Outcome) else read_study(study) for study in studies]
     return write_bytes(path, page(outcomes, concluded=concluded).encode())
 
 
 def page(outcomes: Sequence[Outcome], *, concluded: Conclusion | None = None) -> str:
-    """The page as text; see `write`."""
+    """Return the page as text; see `write`."""
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
     from markupsafe import Markup
     from plotly.offline import get_plotlyjs
@@ -64,11 +67,8 @@ def page(outcomes: Sequence[Outcome], *, concluded: Conclusion | None = None) ->
         room -= len(table["numbers"]) if table else 0
         sections.append(section | {"complete": table is not None, "rows": len(outcome.table)})
         data.append(content | {"complete": to_jsonable(table)})
-    scripts = {
-        "theme": "document.documentElement.dataset.theme = matchMedia('(prefers-color-scheme: dark)').matches ? 'dark' : 'light';"
-    }
     plotly = _inline(get_plotlyjs())
-    scripts |= {"plotly": plotly, "page": _inline((HERE / "page.js").read_text(encoding="utf-8"))}
+    scripts = {"theme": THEME, "plotly": plotly, "page": _inline((HERE / "page.js").read_text(encoding="utf-8"))}
     style = (HERE / "page.css").read_text(encoding="utf-8")
     environment = Environment(
         loader=FileSystemLoader(HERE), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
@@ -77,7 +77,7 @@ def page(outcomes: Sequence[Outcome], *, concluded: Conclusion | None = None) ->
         title=sections[0]["title"] if len(sections) == 1 else f"{len(sections)} studies",
         version=__version__,
         sections=sections,
-        # Plotly adds a large style for maps, which no page here has, unless an element of this name is there.
+        # Plotly adds a large style for maps, which no page here has, unless an element of this name exists.
         unneeded=re.findall(r'getElementById\("([0-9a-f]{64})"\)', plotly),
         policy=policy(scripts.values(), [style]),
         style=Markup(style),  # noqa: S704  (our own file)
@@ -86,35 +86,36 @@ def page(outcomes: Sequence[Outcome], *, concluded: Conclusion | None = None) ->
     )
 
 
-def policy(scripts: Any, styles: Any) -> str:
-    """What the page may do: run its own scripts, by hash, and nothing else; load nothing.
+def policy(scripts: Iterable[str], styles: Iterable[str]) -> str:
+    """Return the Content-Security-Policy: the page runs its own scripts, by hash, and loads nothing.
 
     Plotly puts an empty <style> into the page and fills it by rules, hence the hash of nothing. It sets `style` attributes on
     what it draws, for which there are no hashes: those alone are allowed inline. Heat maps and saved pictures are data: and blob:
     images.
     """
-    run = " ".join(_hash(text) for text in scripts)
-    look = " ".join(_hash(text) for text in [*styles, ""])
+    script_hashes = " ".join(map(_hash, scripts))
+    style_hashes = " ".join(map(_hash, [*styles, ""]))
     return (
-        f"default-src 'none'; script-src {run}; style-src-elem {look}; style-src-attr 'unsafe-inline'; img-src data: blob:; "
-        "base-uri 'none'; form-action 'none'"
+        f"default-src 'none'; script-src {script_hashes}; style-src-elem {style_hashes}; style-src-attr 'unsafe-inline'; "
+        "img-src data: blob:; base-uri 'none'; form-action 'none'"
     )
 
 
 def _section(
     outcome: Outcome, name: str, points: int, concluded: Conclusion | None
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """What the template says of a study, and what the script draws of it."""
-    study, said = outcome.study, read_manifest(outcome.folder)
+    """Return the values that the template shows of a study, and the data that the script draws."""
+    study, manifest = outcome.study, read_manifest(outcome.folder)
     try:
         found, trouble = concluded or conclude(outcome), ""
     except PerronError as error:
         found, trouble = Conclusion(), str(error)
     drawn, table, lost = networks.networks(outcome)
-    lines = curves.curves(outcome, said.runs, points)
-    charted = charts.charts(outcome, found) if not trouble else []
+    lines = curves.curves(outcome, manifest.runs, points)
+    figures = [figure for figure in found.figures.values() if isinstance(figure, Chart) and figure.title]
+    charts = [asdict(figure) for figure in figures if figure.panels]
+    heat_maps = [{"title": title, "counts": counts} for title, counts in found.summary.get("partition", {}).items()]
     command, own_file = facts.command(study)
-    heat = charts.heat_maps(found)
     section = {
         "id": name,
         "title": study.title or study.name,
@@ -125,7 +126,7 @@ def _section(
         "failed": list(outcome.failed.values()),
         "warned": list(outcome.warned.values()),
         "missing": facts.missing(outcome),
-        "facts": facts.run_facts(outcome, said),
+        "facts": facts.run_facts(outcome, manifest),
         "duration": format_duration(outcome.seconds, decimals=1),
         "runs": len(study.runs),
         "toml": facts.toml(study),
@@ -138,13 +139,11 @@ def _section(
         "lost": lost,
         "curves": lines is not None,
         "thinned": lines["thinned"] if lines else None,
-        "charts": [{"title": chart["title"], "about": chart["about"]} for chart in charted],
-        "heat_maps": heat,
+        "charts": charts,
+        "heat_maps": heat_maps,
     }
-    content = {"id": name, "name": study.name, "title": section["title"], "curves": lines}
-    return section, content | to_jsonable(
-        {"charts": charted, "networks": drawn, "heat_maps": heat, "toml": section["toml"]}
-    )
+    shared = {key: section[key] for key in ("id", "name", "title", "toml", "charts", "heat_maps")}
+    return section, to_jsonable(shared | {"networks": drawn}) | {"curves": lines}
 
 
 def _cells(table: Any) -> dict[str, Any]:
@@ -152,7 +151,7 @@ def _cells(table: Any) -> dict[str, Any]:
 
 
 def _complete(outcome: Outcome, room: int) -> dict[str, Any] | None:
-    """The complete table: the runs' parameters, and the other columns as packed numbers; None if that takes too much room."""
+    """Return the complete table: the runs' parameters, and the other columns as packed numbers; None if it is too large."""
     if outcome.table.empty:
         return None
     names = curves.measured(outcome.table)
@@ -163,19 +162,26 @@ def _complete(outcome: Outcome, room: int) -> dict[str, Any] | None:
     numbers = [rows[name].to_numpy("<i4").tobytes() for name in ("step", "trial")]
     numbers += [rows[name].to_numpy("<f8").tobytes() for name in names]
     packed = base64.b64encode(gzip.compress(b"".join(numbers), 6, mtime=0)).decode()
+    if len(packed) > room:
+        return None
     columns = list(rows.columns[: list(rows.columns).index("step")])
-    found = {"columns": columns, "metrics": names, "rows": [len(part) for part in parts], "numbers": packed}
-    return found | {"runs": [part[columns].iloc[0].tolist() for part in parts]} if len(packed) <= room else None
+    return {
+        "columns": columns,
+        "metrics": names,
+        "rows": [len(part) for part in parts],
+        "numbers": packed,
+        "runs": [part[columns].iloc[0].tolist() for part in parts],
+    }
 
 
 def _json(content: Any) -> str:
-    """JSON that cannot end the element it stands in."""
+    """Return JSON that cannot end the element that holds it."""
     text = json.dumps(content, separators=(",", ":"), allow_nan=False)
     return text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e")
 
 
 def _inline(script: str) -> str:
-    """A script that cannot end its own element either."""
+    """Return a script if it cannot end its own element."""
     if re.search(r"</script|<!--", script, re.IGNORECASE) or "\r" in script:
         raise PerronError("A script cannot be embedded as it is: it ends its own element.")
     return script

@@ -1,20 +1,21 @@
-"""The curves of a study as the page draws them: means over trials with bands, thinned to what a screen shows."""
+"""The curves of a study as the page draws them: means over trials with bands, thinned to the resolution of a screen."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
 from perron._storage.jsonable import to_jsonable
-from perron._typing import IntArray
+from perron._typing import FloatArray, IntArray
 from perron.errors import PerronError
 from perron.networks.facts import Network
 from perron.report.facts import finished
 from perron.simulation.cost import bytes_per_step
 from perron.simulation.metrics import BLOCKS, METRICS
-from perron.studies.conclusions.base import OPTIONS, VARYING, Table, spoken, titled
+from perron.studies.conclusions import text
+from perron.studies.conclusions.base import OPTIONS, VARYING, Table
 from perron.studies.run import PROBLEMS, Run, algorithm_of
 from perron.studies.runner import Outcome
 from perron.studies.statistics import series
@@ -39,7 +40,7 @@ TITLES = {
 
 
 def points(outcomes: Sequence[Outcome], numbers: int) -> int:
-    """How many points each curve may have if all curves of a page together are to have so many numbers."""
+    """Return how many points each curve may have if all curves of a page together have ``numbers`` numbers."""
     arrays = 0
     for outcome in outcomes:
         if not outcome.table.empty:
@@ -49,55 +50,54 @@ def points(outcomes: Sequence[Outcome], numbers: int) -> int:
 
 
 def measured(table: Table) -> list[str]:
-    """The metrics of a results table."""
+    """Return the metrics of a results table."""
     columns = list(table.columns)
     return columns[columns.index("trial") + 1 :]
 
 
 def curves(outcome: Outcome, seconds: dict[str, float], most: int) -> dict[str, Any] | None:
-    """All that the page needs to draw; None if there is nothing to draw, as without results or steps."""
+    """Return the data of all curves; None if there is nothing to draw, as without results or steps."""
     table = outcome.table
     if table.empty or table["step"].max() == 0:
         return None
     first = table.drop_duplicates("run").set_index("run", drop=False)
     dimensions = _dimensions(outcome, first)
-    names, pool, found = measured(table), [], []
-    scales = Scales()
-    runs = finished(outcome)
+    names, step_lists, entries = measured(table), [], []
+    costs, runs = _StepCosts(), finished(outcome)
     for key, part in table.groupby("run", sort=False):
         steps = np.unique(part["step"].to_numpy())
         kept = _thinned(steps, most)
-        shown = steps[kept].tolist()
-        if shown not in pool:
-            pool.append(shown)
+        if (shown := steps[kept].tolist()) not in step_lists:
+            step_lists.append(shown)
         row = first.loc[key]
-        entry = {
-            "run": key,
-            "at": [dimension["keys"].index(dimension["of"](row)) for dimension in dimensions],
-            "steps": pool.index(shown),
-            "values": {name: _summary(part, name, kept) for name in names},
-            "floor": to_jsonable(row["predicted"], digits=6) or None,
-            "lr": to_jsonable(row["lr"], digits=5),
-            "per_step": scales(runs.get(key))
-            | {"seconds": to_jsonable(seconds.get(key, np.nan) / max(int(row["steps"]), 1), digits=6)},
-        }
-        found.append(entry)
-    drawn = [name for name in names if any(_many(entry["values"][name]["mean"]) for entry in found)]
+        per_step = {"seconds": to_jsonable(seconds.get(key, np.nan) / max(int(row["steps"]), 1), digits=6)}
+        entries.append(
+            {
+                "run": key,
+                "at": [dimension["keys"].index(str(row[dimension["name"]])) for dimension in dimensions],
+                "steps": step_lists.index(shown),
+                "values": {name: _summary(part, name, kept) for name in names},
+                "floor": to_jsonable(row["predicted"], digits=6) or None,
+                "lr": to_jsonable(row["lr"], digits=5),
+                "per_step": costs(runs.get(key)) | per_step,
+            }
+        )
+    drawn = [name for name in names if any(_several(entry["values"][name]["mean"]) for entry in entries)]
     if not drawn:  # every run diverged at once
         return None
-    recorded = int(table.groupby("run")["step"].nunique().max())
+    recorded, longest = int(table.groupby("run")["step"].nunique().max()), max(map(len, step_lists))
     return {
         "metrics": [_metric(name) for name in drawn],
-        "dimensions": [{"title": each["title"], "values": each["labels"]} for each in dimensions],
-        "steps": pool,
-        "runs": [entry | {"values": {name: entry["values"][name] for name in drawn}} for entry in found],
+        "dimensions": [{"title": dimension["title"], "values": dimension["labels"]} for dimension in dimensions],
+        "steps": step_lists,
+        "runs": [entry | {"values": {name: entry["values"][name] for name in drawn}} for entry in entries],
         "trials": int(table["trials"].max()),
-        "thinned": [max(map(len, pool)), recorded] if max(map(len, pool)) < recorded else None,
-    } | _first_look(outcome, dimensions, first)
+        "thinned": [longest, recorded] if longest < recorded else None,
+    } | _defaults(outcome, dimensions, first)
 
 
 def _thinned(steps: IntArray, most: int) -> IntArray:
-    """Which records to keep: spread evenly, some of them evenly on a logarithmic axis; the first and the last always."""
+    """Return the records to keep: spread evenly, some of them evenly on a logarithmic axis; the first and the last always."""
     if len(steps) <= most:
         return np.arange(len(steps))
     early = np.geomspace(1, len(steps) - 1, most // 4)
@@ -105,120 +105,105 @@ def _thinned(steps: IntArray, most: int) -> IntArray:
     return np.unique(np.round(np.concatenate([early, even])).astype(int))
 
 
-def _summary(part: Table, name: str, kept: IntArray) -> dict[str, Any]:
-    """Mean, standard error, and the quantiles 10 % and 90 % over trials."""
+def _summary(part: Table, name: str, kept: IntArray) -> dict[str, list[float | None]]:
+    """Return mean, standard error, and the quantiles 10 % and 90 % over trials."""
     values = series(part, name)[1][kept]  # (records, trials)
     trials = values.shape[1]
     with np.errstate(invalid="ignore", over="ignore"):  # of runs that diverged
-        found = {"mean": to_jsonable(values.mean(axis=1), digits=5)}
+        arrays: dict[str, FloatArray] = {"mean": values.mean(axis=1)}
         if trials > 1:
             low, high = np.quantile(values, [0.1, 0.9], axis=1)
-            found |= {
-                "error": to_jsonable(values.std(axis=1, ddof=1) / np.sqrt(trials), digits=5),
-                "low": to_jsonable(low, digits=5),
-                "high": to_jsonable(high, digits=5),
-            }
-    return found
+            arrays |= {"error": values.std(axis=1, ddof=1) / np.sqrt(trials), "low": low, "high": high}
+    return to_jsonable(arrays, digits=5)
 
 
-def _many(values: list[float | None]) -> bool:
+def _several(values: list[float | None]) -> bool:
     return sum(value is not None for value in values) > 1
 
 
 def _metric(name: str) -> dict[str, Any]:
-    """How a metric is called, and what it is in one line."""
+    """Return the title of a metric and its description in one line."""
     if name.startswith(BLOCKS):
         m = name.removeprefix(BLOCKS)
-        title, about = (
-            f"residual over blocks of {m} steps",
-            f"|sum of eps over {m} steps|^2 / {m}, of the last complete block.",
-        )
+        title = f"residual over blocks of {m} steps"
+        about = f"|sum of eps over {m} steps|^2 / {m}, of the last complete block."
     else:
-        title = TITLES.get(name, spoken(name))
+        title = TITLES.get(name, text.readable(name))
         about = " ".join((METRICS[name].__doc__ or "").partition("\n\n")[0].split()) if name in METRICS else ""
     return {"name": name, "title": title, "about": about, "share": "accuracy" in name}
 
 
-# ---- what runs differ in
+# ---- the parameters in which runs differ
 
 
 def _dimensions(outcome: Outcome, first: Table) -> list[dict[str, Any]]:
-    """What the runs differ in: title, labels, and how to find a run's place."""
+    """Return the parameters in which the runs differ: name, title, values and their labels."""
     rate = "effective step" if outcome.study.equal_effective_step else "learning rate"
-    titles = {"lr_setting": rate, "nodes": "nodes", "seed": "seed", "network_seed": "seed of the network"}
+    titles = {"lr_setting": rate, "network_seed": "seed of the network"}
     options = [name for name in first.columns if name.startswith(OPTIONS)]
-    found: list[dict[str, Any]] = []
-    for name in ["algorithm", "nodes", "topology", *VARYING, *options]:
-        kept = [each["name"] for each in found]
-        if name in kept or first[name].nunique(dropna=False) < 2:
+    dimensions: list[dict[str, Any]] = []
+    for name in dict.fromkeys(["algorithm", "nodes", "topology", *VARYING, *options]):
+        if first[name].nunique(dropna=False) < 2:
             continue
+        title, kept = titles.get(name, text.readable(name)), [dimension["name"] for dimension in dimensions]
         if kept and len(first[[*kept, name]].drop_duplicates()) == len(first[kept].drop_duplicates()):
-            _told_by(found, name, titles.get(name, spoken(name)), first)
-            continue  # what came before decides it, as where each topology has its own step: there is nothing to choose
+            _add_to_labels(dimensions, name, title, first)
+            continue  # the dimensions before decide it, as where each topology has its own step: there is nothing to choose
         keys = list(dict.fromkeys(map(str, first[name])))
         if name in ("nodes", "lr_setting"):
             keys.sort(key=lambda key: (key == "default", float(key) if key != "default" else 0.0))
-        found.append(
-            {
-                "name": name,
-                "title": titles.get(name, spoken(name)),
-                "keys": keys,
-                "labels": [_label(name, key) for key in keys],
-                "of": lambda row, name=name: str(row[name]),
-            }
-        )
-    return found
+        labels = [_label(name, key) for key in keys]
+        dimensions.append({"name": name, "title": title, "keys": keys, "labels": labels})
+    return dimensions
 
 
-def _told_by(found: list[dict[str, Any]], name: str, title: str, first: Table) -> None:
-    """Add to the labels of what decides ``name`` alone, if something does, what it decides."""
-    for each in found:
-        own = first.astype({each["name"]: str}).groupby(each["name"])[name]
+def _add_to_labels(dimensions: list[dict[str, Any]], name: str, title: str, first: Table) -> None:
+    """Add the value of ``name`` to the labels of the dimension that alone decides it, if there is one."""
+    for dimension in dimensions:
+        own = first.astype({dimension["name"]: str}).groupby(dimension["name"])[name]
         if own.nunique(dropna=False).max() == 1:
             values = own.first().map(str)
             usual = values.mode()[0] if name == "weights" else None  # most have the study's own
-            for place, key in enumerate(each["keys"]):
+            for place, key in enumerate(dimension["keys"]):
                 if values[key] != usual:
-                    each["labels"][place] += f", {title} {spoken(values[key])}"
+                    dimension["labels"][place] += f", {title} {text.readable(values[key])}"
             return
 
 
 def _label(name: str, key: str) -> str:
     if name == "algorithm":
-        return titled(key)
-    return f"n = {key}" if name == "nodes" else spoken(key)
+        return text.algorithm_title(key)
+    return f"n = {key}" if name == "nodes" else text.readable(key)
 
 
-def _first_look(outcome: Outcome, dimensions: list[dict[str, Any]], first: Table) -> dict[str, Any]:
-    """What decides colour, dash and panel at first, and which values are shown: few enough curves to be read."""
-    names = [each["name"] for each in dimensions]
-    wanted = ["nodes", "algorithm"] if outcome.study.conclusion == "speedup" else ["algorithm", "nodes"]
-    colour = next((name for name in [*wanted, *names] if name in names), None)
-    panel = "topology" if "topology" in names and colour != "topology" else None
-    rest = [name for name in names if name not in (colour, panel)]
+def _defaults(outcome: Outcome, dimensions: list[dict[str, Any]], first: Table) -> dict[str, Any]:
+    """Return which dimensions decide color, dash and panel, and which values are shown, at first: few enough curves to read."""
+    names = [dimension["name"] for dimension in dimensions]
+    preferred = ["nodes", "algorithm"] if outcome.study.conclusion == "speedup" else ["algorithm", "nodes"]
+    color = next((name for name in [*preferred, *names] if name in names), None)
+    panel = "topology" if "topology" in names and color != "topology" else None
+    rest = [name for name in names if name not in (color, panel)]
     shown = []
-    for each in dimensions:
-        many = len(each["keys"])
-        place = (
-            _common(first, each["keys"])
-            if each["name"] == "nodes"
-            else many // 2
-            if each["name"] == "lr_setting"
-            else 0
-        )
-        shown.append([place] if each["name"] in rest else list(range(many)))
+    for dimension in dimensions:
+        name, count = dimension["name"], len(dimension["keys"])
+        if name not in rest:
+            shown.append(list(range(count)))
+        elif name == "nodes":
+            shown.append([_common(first, dimension["keys"])])
+        else:
+            shown.append([count // 2 if name == "lr_setting" else 0])
     number = {name: i for i, name in enumerate(names)}
     return {
-        "colour": number.get(colour or "", -1),
+        "colour": number.get(color or "", -1),
         "dash": number[rest[0]] if rest else -1,
         "panel": number.get(panel or "", -1),
         "shown": shown,
-        "nested": colour == "algorithm",  # their curves often coincide: from thick to thin, none hides another
+        "nested": color == "algorithm",  # their curves often coincide: from thick to thin, none hides another
     }
 
 
 def _common(first: Table, counts: list[str]) -> int:
-    """The place of the node count that most topologies have; the largest of those."""
+    """Return the place of the node count that most topologies have; the largest of those."""
     topologies = first.groupby("nodes")["topology"].nunique()
     return max(range(len(counts)), key=lambda place: (topologies[int(counts[place])], place))
 
@@ -226,51 +211,46 @@ def _common(first: Table, counts: list[str]) -> int:
 # ---- other x axes
 
 
-class Scales:
-    """What a step of a run costs: bytes over all links and passes over the data. What is costly to find out is done once."""
+class _StepCosts:
+    """The cost of a step of a run: bytes over all links, and passes over the data; None where it is not known."""
 
     def __init__(self) -> None:
-        self._sizes: dict[str, tuple[int, int, int | None] | None] = {}
-        self._networks: dict[str, Network] = {}
-        self._bytes: dict[str, float | None] = {}
+        self._known: dict[str, Any] = {}
 
     def __call__(self, run: Run | None) -> dict[str, float | None]:
-        """Of one run; None where it is not known."""
-        size = self._size(run) if run else None
+        size = self._once(f"{run.problem} {run.precision}", lambda: _size(run)) if run else None
         if run is None or size is None:
             return {"bytes": None, "epochs": None}
         dim, wire, samples = size
-        where = f"{run.topology} {run.topology_options} {run.nodes} {run.weights} {run.network_seed}"
-        what = f"{where} {run.algorithm} {run.algorithm_options} {dim} {wire}"
-        if what not in self._bytes:
-            self._bytes[what] = self._count(run, where, dim, wire)
+        network = f"{run.topology} {run.topology_options} {run.nodes} {run.weights} {run.network_seed}"
+        algorithm = f"{run.algorithm} {run.algorithm_options}"
+        count = self._once(f"{network} {algorithm} {dim} {wire}", lambda: self._bytes(run, network, dim, wire))
         batch, passes = run.problem.get("batch"), None
         if samples:
             passes = 1.0 if batch is None else to_jsonable(run.nodes * batch / samples, digits=6)
-        return {"bytes": self._bytes[what], "epochs": passes}
+        return {"bytes": count, "epochs": passes}
 
-    def _count(self, run: Run, where: str, dim: int, wire: int) -> float | None:
-        if run.nodes > LARGE:
-            return None
-        try:
-            if where not in self._networks:
-                self._networks[where] = Network(run.mixing())
-            algorithm = algorithm_of(run.algorithm, run.algorithm_options)
-            return bytes_per_step(algorithm, self._networks[where], dim=dim, wire=wire)
-        except PerronError:
-            return None
-
-    def _size(self, run: Run) -> tuple[int, int, int | None] | None:
-        """The length of the model, the bytes of a number, and how many samples there are."""
-        problem, wire = run.problem, {"float32": 4, "float64": 8, None: None}[run.precision]
-        if problem["kind"] != "images":
-            return int(problem["dim"]), wire or 8, problem.get("samples")
-        key = str(problem)
-        if key not in self._sizes:
-            options = {name: value for name, value in problem.items() if name != "kind"}
-            try:  # the network itself knows how many parameters it has, if its data are on this machine
-                made: Any = PROBLEMS["images"](1, **options)
-                self._sizes[key] = (made.dim, wire or made.dtype.itemsize, sum(map(len, made.parts)))
+    def _once(self, key: str, compute: Callable[[], Any]) -> Any:
+        """Compute a value that takes long once; None if it cannot be computed here."""
+        if key not in self._known:
+            try:
+                self._known[key] = compute()
             except PerronError:
-                self._sizes[key] = None
-        return self._sizes[key]
+                self._known[key] = None
+        return self._known[key]
+
+    def _bytes(self, run: Run, name: str, dim: int, wire: int) -> float | None:
+        network = self._once(name, lambda: Network(run.mixing())) if run.nodes <= LARGE else None
+        if network is None:
+            return None
+        return bytes_per_step(algorithm_of(run.algorithm, run.algorithm_options), network, dim=dim, wire=wire)
+
+
+def _size(run: Run) -> tuple[int, int, int | None]:
+    """Return the length of the model, the bytes of a number, and the number of samples."""
+    problem, wire = run.problem, {"float32": 4, "float64": 8, None: None}[run.precision]
+    if problem["kind"] != "images":
+        return int(problem["dim"]), wire or 8, problem.get("samples")
+    options = {name: value for name, value in problem.items() if name != "kind"}
+    made: Any = PROBLEMS["images"](1, **options)  # knows its number of parameters, if its data are on this machine
+    return made.dim, wire or made.dtype.itemsize, sum(map(len, made.parts))

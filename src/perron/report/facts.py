@@ -1,4 +1,4 @@
-"""What was run, on which machine, how it ended, and how to run it again."""
+"""How a study was run: machine, duration, results, and the command and file to repeat it."""
 
 from __future__ import annotations
 
@@ -16,21 +16,20 @@ from perron.studies.spec import Study, load, shipped
 TABLES = ("nodes", "lr", "problem")
 
 
-def run_facts(outcome: Outcome, said: Manifest) -> dict[str, str]:
-    """What was run when and where, line by line."""
-    machine = said.machine
-    done = outcome.table["run"].nunique() if not outcome.table.empty else 0
-    runs = f"{done} of {len(outcome.study.runs)} finished"
+def run_facts(outcome: Outcome, manifest: Manifest) -> dict[str, str]:
+    """Return when, where and with what software a study was run, by title."""
+    machine = manifest.machine
+    runs = f"{outcome.done} of {len(outcome.study.runs)} finished"
     lines = {
         "Study": outcome.study.name,
-        "Runs": f"{runs}; {outcome.reused} of them were there from before" if outcome.reused else runs,
-        "Started": f"{said.started:%Y-%m-%d %H:%M} (UTC)" if said.started else "",
+        "Runs": f"{runs}; {outcome.reused} of them in an earlier session" if outcome.reused else runs,
+        "Started": f"{manifest.started:%Y-%m-%d %H:%M} (UTC)" if manifest.started else "",
         "Duration": format_duration(outcome.seconds, decimals=1),
-        "Time on all cores": format_duration(said.core_seconds, decimals=1),
+        "Time on all cores": format_duration(manifest.core_seconds, decimals=1),
         "Seeds": ", ".join(map(str, outcome.study.seeds)),
-        "perron": said.perron,
-        "Commit": said.commit or "not known (not run from a checkout)",
-        "Code": said.code,
+        "perron": manifest.perron,
+        "Commit": manifest.commit or "not known (not run from a checkout)",
+        "Code": manifest.code,
         "Machine": f"{machine.get('system', '')}, {machine.get('cores', '?')} cores" if machine else "",
         "Software": ", ".join(
             f"{title} {machine[key]}"
@@ -42,10 +41,10 @@ def run_facts(outcome: Outcome, said: Manifest) -> dict[str, str]:
 
 
 def finished(outcome: Outcome) -> dict[str, Run]:
-    """The runs that have results, by what the table calls them.
+    """Return the runs that have results, by their names in the table.
 
-    That is their key; but results of an earlier perron may have other keys for the same runs, which are then found by what they
-    differ in.
+    The name is the key of the run; but results of an earlier perron may have other keys for the same runs, which are then found
+    by the parameters in which runs differ.
     """
     if outcome.table.empty:
         return {}
@@ -54,31 +53,31 @@ def finished(outcome: Outcome) -> dict[str, Run]:
     names = ["topology", "nodes", *VARYING, *options]
     by_key = {run.key: run for run in outcome.study.runs}
     alike = {tuple(str(run.columns.get(name)) for name in names): run for run in outcome.study.runs}
-    found = {
+    runs = {
         row["run"]: by_key.get(row["run"]) or alike.get(tuple(str(row[name]) for name in names))
         for _, row in first.iterrows()
     }
-    return {key: run for key, run in found.items() if run is not None}
+    return {key: run for key, run in runs.items() if run is not None}
 
 
 def missing(outcome: Outcome) -> list[str]:
-    """The runs that neither finished nor failed: the study was stopped before."""
+    """Return the runs that neither finished nor failed: the study was stopped before."""
     done = {run.key for run in finished(outcome).values()} | set(outcome.failed)
     return [str(run) for run in outcome.study.runs if run.key not in done]
 
 
 def command(study: Study) -> tuple[str, bool]:
-    """The command that runs it again, and whether it needs the study's own file."""
+    """Return the command that repeats a study, and whether it needs the study's own file."""
     try:
         if study.name in shipped() and load(study.name) == study:
             return f"perron study run {study.name}", False
-    except PerronError:  # a shipped study of that name that is not what it was
+    except PerronError:  # a shipped study of that name that has changed
         pass
     return f"perron study run {study.name}.toml", True
 
 
 def toml(study: Study) -> str:
-    """The study as a file that perron reads; what is not set is left out."""
+    """Return the study as a file that perron reads, without the keys that are not set."""
     content = {key: value for key, value in study.model_dump(mode="json").items() if value is not None}
     if "batch" in content["problem"] and content["problem"]["batch"] is None:
         content["problem"]["batch"] = "all"

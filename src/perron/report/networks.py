@@ -1,4 +1,4 @@
-"""The digraphs of a study: where to draw nodes and links, Perron weights, and the numbers that decide how they mix."""
+"""The digraphs of a study: positions of nodes and links, Perron weights, and the numbers that decide how they mix."""
 
 from __future__ import annotations
 
@@ -9,14 +9,15 @@ from perron._typing import FloatArray
 from perron.errors import PerronError
 from perron.networks.graph import Graph
 from perron.networks.spectral import MatrixMetrics, NetworkMetrics, describe
-from perron.studies.conclusions.base import Table, spoken, strings
+from perron.studies.conclusions import text
+from perron.studies.conclusions.base import Table
 from perron.studies.run import Run
 from perron.studies.runner import Outcome
 
 MOST_NODES, MOST_EDGES = 120, 2000  # of a network that is drawn in the page
 MOST = 100  # networks
 MEANINGS = {
-    "nodes, links": "how many nodes there are, and how many links between different nodes",
+    "nodes, links": "the number of nodes, and of links between different nodes",
     "rho_2": "decay rate: how much of the nodes' disagreement is left after each step in the end (0: none, 1: all)",
     "kappa": "skewness: how many times as much the node that counts most counts as the one that counts least (1: all alike)",
     "beta": "contraction: the share of disagreement that a step leaves for sure, in the norm of the paper",
@@ -27,21 +28,18 @@ MEANINGS = {
 
 
 def networks(outcome: Outcome) -> tuple[list[dict[str, Any]], Table | None, list[str]]:
-    """What to draw, the table of all networks, and what could not be made."""
+    """Return the drawings, the table of all networks, and the networks that could not be made, as text."""
     drawn, rows, lost = [], [], []
     different = {
         (run.columns["topology"], run.nodes, run.weights, run.network_seed): run for run in reversed(outcome.study.runs)
     }
-    several = {
-        "weights": len({key[2] for key in different}) > 1,
-        "seed": len({key[3] for key in different}) > 1,
-    }
+    several = {name: len({key[place] for key in different}) > 1 for place, name in ((2, "weights"), (3, "seed"))}
     chosen = list(reversed(different.values()))
     if len(chosen) > MOST:
         lost.append(f"The study has {len(chosen)} networks; the first {MOST} are shown.")
     for run in chosen[:MOST]:
-        title = f"{spoken(run.columns['topology'])}, n = {run.nodes}"
-        title += f", weights {spoken(run.weights)}" if several["weights"] else ""
+        title = f"{text.readable(run.columns['topology'])}, n = {run.nodes}"
+        title += f", weights {text.readable(run.weights)}" if several["weights"] else ""
         title += f", seed {run.network_seed}" if several["seed"] else ""
         try:
             mixing = run.mixing()
@@ -59,29 +57,29 @@ def networks(outcome: Outcome) -> tuple[list[dict[str, Any]], Table | None, list
         }
         rows.append(_row(run, metrics, several))
         drawn.append({"title": title, "nodes": run.nodes, "period": metrics.period, "advice": metrics.advice()} | sides)
-    return drawn, strings(rows) if rows else None, lost
+    return drawn, text.table(rows) if rows else None, lost
 
 
 def _placed(graph: Graph, run: Run) -> Graph:
-    """The graph with the positions of the topology that it comes from, which matrices do not know."""
+    """Return the graph with the positions of its topology, which matrices do not have."""
     laid_out = run.graph()
     first = laid_out[0] if isinstance(laid_out, tuple) else laid_out
     return Graph(graph.nodes, graph.edges, labels=first.labels, positions=first.positions)
 
 
 def _side(graph: Graph, metrics: MatrixMetrics) -> dict[str, Any]:
-    """A drawing of one matrix: node positions, Perron weights, and links ``[source, target, bend, both ways?]``."""
-    found: dict[str, Any] = {
+    """Return the drawing of one matrix: node positions, Perron weights, and links ``[source, target, bend]``."""
+    drawing: dict[str, Any] = {
         "weights": [float(f"{weight:.4g}") for weight in metrics.perron.tolist()],
         "labels": [graph.label(node) for node in range(graph.nodes)],
         "hears": [graph.sources(node).tolist() for node in range(graph.nodes)],
     }
     if graph.nodes > MOST_NODES or len(graph.edges) > MOST_EDGES:
-        return found | {"at": None}
+        return drawing | {"at": None}
     where = plots.layout(graph)
     reach = plots.node_radius(graph, where)
     one_way, both_ways = plots.split_links(graph)
-    return found | {
+    return drawing | {
         "at": [[round(float(x), 4), round(float(y), 4)] for x, y in where],
         "room": round(reach, 4),
         "arrows": _bent(where, one_way, reach),
@@ -95,9 +93,9 @@ def _bent(where: FloatArray, pairs: list[tuple[int, int]], reach: float) -> list
 
 
 def _row(run: Run, metrics: NetworkMetrics, several: dict[str, bool]) -> dict[str, str]:
-    """A line of the table of networks."""
-    row = {"topology": spoken(run.columns["topology"]), "nodes": str(run.nodes)}
-    row |= {"weights": spoken(run.weights)} if several["weights"] else {}
+    """Return a row of the table of networks."""
+    row = {"topology": text.readable(run.columns["topology"]), "nodes": str(run.nodes)}
+    row |= {"weights": text.readable(run.weights)} if several["weights"] else {}
     row |= {"seed": str(run.network_seed)} if several["seed"] else {}
     row["links"] = str(max(each.edges for each in (metrics.pull, metrics.push) if each))
     row |= {"c": f"{metrics.c:.4g}"} if metrics.c is not None else {}

@@ -97,10 +97,10 @@ function base(width, height, margin) {
   };
 }
 
-function render(box, traces, layout, said) {
+function render(box, traces, layout, label) {
   const narrow = layout.width < 560 || printing;
   layout.dragmode = narrow ? false : "zoom"; // a finger scrolls the page
-  box.setAttribute("aria-label", said);
+  box.setAttribute("aria-label", label);
   return Plotly.react(box, traces, layout, {
     displaylogo: false, displayModeBar: narrow ? false : "hover", modeBarButtonsToRemove: ["select2d", "lasso2d", "autoScale2d"],
   });
@@ -109,7 +109,7 @@ function render(box, traces, layout, said) {
 const widthOf = (box) => (printing ? PAGE : Math.max(260, box.clientWidth));
 
 // panels: [{title, lines: [{label, x, y, colour, dash, symbol, band, bars, floor, fit, guide}]}]
-function plot(box, panels, o, said) {
+function plot(box, panels, o, label) {
   const width = widthOf(box), { columns, rows, narrow } = grid(width, panels.length);
   const titled = panels.some((panel) => panel.title), one = panels.length === 1;
   const notes = panels.some((panel) => panel.note) ? 18 : 0, head = titled ? 26 + notes : 12;
@@ -140,7 +140,7 @@ function plot(box, panels, o, said) {
     }
     for (const line of panel.lines) traces.push(...drawn(line, `x${end}`, `y${end}`, o));
   });
-  return render(box, traces, layout, said);
+  return render(box, traces, layout, label);
 }
 
 // Curves that coincide: from thick to thin, none hides another.
@@ -228,10 +228,10 @@ function curves(panel, study) {
     const flat = [...panels.values()].flat(), last = (line) => line.y[line.y.length - 1];
     const rows = flat.map((line) => [[line.title, line.label].filter(Boolean).join(": "), number(line.x[line.x.length - 1]), number(last(line), metric.share), line.error ? number(line.error[line.error.length - 1], metric.share) : "–"]);
     const ended = flat.filter((line) => last(line) !== null).sort((a, b) => last(a) - last(b));
-    const told = (line) => `${[line.title, line.label].filter(Boolean).join(", ")} (${number(last(line), metric.share)})`;
+    const describe = (line) => `${[line.title, line.label].filter(Boolean).join(", ")} (${number(last(line), metric.share)})`;
     summary.textContent = [
       `${flat.length} ${flat.length === 1 ? "curve" : "curves"} of the ${metric.title} over ${AXES[state.x]}.`,
-      ended.length > 1 ? `At the end the lowest is ${told(ended[0])}, the highest ${told(ended.at(-1))}.` : "",
+      ended.length > 1 ? `At the end the lowest is ${describe(ended[0])}, the highest ${describe(ended.at(-1))}.` : "",
       ended.length < flat.length ? `${flat.length - ended.length} have no finite value at the end.` : "",
       lines.length < visible.length ? `${visible.length - lines.length} more are left out: their ${AXES[state.x]} are not known, or they have none.` : "",
       flat.length ? "" : "Tick a box in each group above to see some.",
@@ -249,7 +249,7 @@ function lines(panel, study, place) {
   const chart = study.charts[place], named = (guide) => chart.panels.flatMap((one) => one.lines.filter((line) => Boolean(line.guide) === guide).map((line) => line.label));
   const guides = new Set(named(true)), labels = [...new Set([...named(false), ...guides])];
   if (named(false).every((label) => /^n = \d+$/.test(label))) labels.sort((a, b) => guides.has(a) - guides.has(b) || a.localeCompare(b, "en", { numeric: true }));
-  const shown = new Set(labels.keys()), box = make("div", { class: "chart", role: "img" }), said = make("p", { class: "summary", role: "status" });
+  const shown = new Set(labels.keys()), box = make("div", { class: "chart", role: "img" }), status = make("p", { class: "summary", role: "status" });
   const xs = [...new Set(chart.panels.flatMap((one) => one.lines.flatMap((line) => line.x)))];
   const ys = chart.panels.flatMap((one) => one.lines.flatMap((line) => line.y));
   const notes = chart.panels.filter((one) => one.note).map((one) => `${one.title}: ${one.note}`);
@@ -257,7 +257,7 @@ function lines(panel, study, place) {
   const controls = make("div", { class: "controls" });
   if (!chart.names) controls.append(tick("log x axis", state.logX, (on) => { state.logX = on; draw(); }));
   if (!chart.share) controls.append(tick("log y axis", state.logY, (on) => { state.logY = on; draw(); }));
-  panel.append(controls, choices("Shown", labels, shown, (one) => (guides.has(labels[one]) ? swatch(-1, -1, "dash") : swatch(one, one, "solid")), () => draw()), box, said);
+  panel.append(controls, choices("Shown", labels, shown, (one) => (guides.has(labels[one]) ? swatch(-1, -1, "dash") : swatch(one, one, "solid")), () => draw()), box, status);
 
   function draw() {
     const panels = chart.panels.map((one) => ({
@@ -267,10 +267,10 @@ function lines(panel, study, place) {
     if (chart.nested) panels.forEach((one) => nest(one.lines));
     if (!panels.length) panels.push({ title: "", lines: [] });
     const count = panels.reduce((sum, one) => sum + one.lines.length, 0);
-    said.textContent = `${count} of ${chart.panels.reduce((sum, one) => sum + one.lines.length, 0)} lines shown: ${chart.y} over ${chart.x}.`;
+    status.textContent = `${count} of ${chart.panels.reduce((sum, one) => sum + one.lines.length, 0)} lines shown: ${chart.y} over ${chart.x}.`;
     const ticks = chart.names ? [...chart.names.keys()] : chart.log_x && xs.length < 9 ? apart([...xs].sort((a, b) => a - b)) : null;
     const format = chart.share ? ".0%" : Math.max(...ys) < 0.01 ? "~e" : undefined;
-    plot(box, panels, { x: chart.x, y: chart.y, ...state, share: chart.share, format, dots: chart.dots, ticks, names: chart.names }, `${chart.title}. ${said.textContent} ${notes.join("; ")}`);
+    plot(box, panels, { x: chart.x, y: chart.y, ...state, share: chart.share, format, dots: chart.marks === "dots", ticks, names: chart.names }, `${chart.title}. ${status.textContent} ${notes.join("; ")}`);
   }
   return [box, draw];
 }
@@ -312,12 +312,12 @@ function bezier(from, to, bend) {
 }
 
 function network(panel, study) {
-  const all = study.networks, box = make("div", { class: "chart", role: "img" }), said = make("p", { class: "summary", role: "status" });
+  const all = study.networks, box = make("div", { class: "chart", role: "img" }), status = make("p", { class: "summary", role: "status" });
   const values = make("div"), more = make("details", { class: "extra" }, make("summary", {}, "Perron weights and neighbours of each node, as a table"), values);
   let chosen = all.findIndex((one) => one.nodes === Math.max(...all.filter((other) => other.nodes <= 16).map((other) => other.nodes)));
   chosen = Math.max(0, chosen);
   if (all.length > 1) panel.append(make("div", { class: "controls" }, pick("Network", all.map((one, place) => [String(place), one.title]), String(chosen), (value) => { chosen = Number(value); draw(); })));
-  panel.append(box, said, more);
+  panel.append(box, status, more);
 
   function draw() {
     const net = all[chosen], sides = ["pull", "push"].filter((side) => net[side]), symbol = { pull: "pi_A", push: "pi_B" };
@@ -344,10 +344,10 @@ function network(panel, study) {
       if (w[high] - w[low] < 1e-9 * w[high]) return `${symbol[which]}: all nodes count equally (${number(w[high])})`;
       return `${symbol[which]}: node ${net[which].labels[high]} counts most (${number(w[high])}), node ${net[which].labels[low]} least (${number(w[low])})`;
     };
-    said.textContent = [`${net.title}${net.period > 1 ? ` (varies in time; all links of its ${net.period} steps)` : ""}.`, drawable ? "" : "It is too large to be drawn.", ...sides.map((which) => `${extreme(which)}.`), ...net.advice].filter(Boolean).join(" ");
+    status.textContent = [`${net.title}${net.period > 1 ? ` (varies in time; all links of its ${net.period} steps)` : ""}.`, drawable ? "" : "It is too large to be drawn.", ...sides.map((which) => `${extreme(which)}.`), ...net.advice].filter(Boolean).join(" ");
     const first = net[sides[0]];
     values.replaceChildren(table(`Nodes of ${net.title}`, ["node", ...sides.map((which) => symbol[which]), "hears"], first.labels.slice(0, 400).map((label, node) => [label, ...sides.map((which) => number(net[which].weights[node])), first.hears[node].map((one) => first.labels[one]).join(", ")])));
-    render(box, traces, layout, `Drawing of the network. ${said.textContent}`);
+    render(box, traces, layout, `Drawing of the network. ${status.textContent}`);
   }
   return [box, draw];
 }

@@ -1,7 +1,7 @@
-"""One run of a study as a job: text in, bytes out, so that it can be done by any process on any machine.
+"""One run of a study as a job: text in, bytes out, so that any process on any machine can do it.
 
-What is handed to a worker is text (JSON), and what comes back is text and bytes (JSON and Parquet), whatever carries it. A worker
-whose perron, PyTorch or NumPy is another one than that of the study refuses: it would give other numbers, silently.
+A worker receives text (JSON) and returns text and bytes (JSON and Parquet), whatever transports them. A worker whose perron,
+PyTorch or NumPy differs from that of the study refuses the job: its numbers could differ without notice.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from threadpoolctl import threadpool_limits
 
+from perron._storage import tensorfile
 from perron._storage.atomic import write_bytes
 from perron.errors import FileError, PerronError
 from perron.monitor.records import LIVE, Records
@@ -37,11 +38,12 @@ BEFORE = f"{PARTIAL}.before"
 
 
 class Report(NamedTuple):
-    """How far a run is, and what was measured last."""
+    """The progress of a run: its step, the last measured values, and whether the worker itself writes them to the live file."""
 
     step: int
     steps: int
     values: Mapping[str, float]
+    recorded: bool = False
 
     @property
     def share(self) -> float:
@@ -50,7 +52,7 @@ class Report(NamedTuple):
 
 
 class Result(NamedTuple):
-    """What a job leaves: what the run says of itself, as JSON, and its table, as Parquet; or what went wrong."""
+    """The result of a job: facts about the run, as JSON, and its table, as Parquet; or the reason why it failed."""
 
     facts: str
     table: bytes
@@ -59,11 +61,11 @@ class Result(NamedTuple):
 
 @dataclass(frozen=True)
 class Job:
-    """A run, and what a worker must know to do it.
+    """A run, with everything that a worker needs to do it.
 
     Attributes:
-        target: its files, but for their suffix; absolute.
-        save_every: seconds between two times that it is saved.
+        target: the absolute path of its files, without their suffix.
+        save_every: seconds between two checkpoints.
         timeout: minutes after which it counts as hung.
         versions: of the software that the study was started with.
     """
@@ -76,98 +78,87 @@ class Job:
 
     @property
     def text(self) -> str:
-        """All of it, to be handed to a worker."""
-        return json.dumps(
-            {
-                "run": self.run.model_dump(mode="json"),
-                "target": str(self.target),
-                "save_every": self.save_every,
-                "timeout": self.timeout,
-                "versions": dict(self.versions),
-            }
-        )
+        """The job as JSON, to be sent to a worker."""
+        return json.dumps(vars(self) | {"run": self.run.model_dump(mode="json"), "target": str(self.target)})
 
     @classmethod
     def read(cls, text: str) -> Job:
-        """The job that a text stands for."""
+        """Return the job that a text stands for."""
         from perron.studies.run import Run
 
-        found = json.loads(text)
-        return cls(**(found | {"run": Run.model_validate(found["run"]), "target": Path(found["target"])}))
+        content = json.loads(text)
+        return cls(**(content | {"run": Run.model_validate(content["run"]), "target": Path(content["target"])}))
 
 
-def perform(job: Job, report: Callable[[Report], None], *, seen: bool = True) -> Result:
-    """Do a job. Whatever goes wrong comes back as a sentence.
+def perform(job: Job, on_progress: Callable[[Report], None], *, shared: bool = True) -> Result:
+    """Do a job; an error becomes the reason why it failed.
 
     Args:
-        report: is told now and then how far the run is.
-        seen: whether the study's directory can be seen from here, so that the run is saved there and goes on from there.
+        on_progress: called now and then.
+        shared: whether this process sees the study's directory, so that the run writes checkpoints and a live file there.
     """
-
+    started = time.perf_counter()
     live: Records | None = None
 
-    def tell(step: int, steps: int, values: Mapping[str, float]) -> None:
-        # The one place where a run under way says where it is.
+    def progress(step: int, steps: int, values: Mapping[str, float]) -> None:
         if live is not None:
             live.steps = steps
             live(step)
-        report(Report(step, steps, {name: float(value) for name, value in values.items()}))
+        on_progress(Report(step, steps, {name: float(value) for name, value in values.items()}, live is not None))
 
-    started = time.perf_counter()
     try:
-        _same(job.versions)
+        _check_versions(job.versions)
         prepare()
-        live = Records(job.target.with_suffix(LIVE), {"run": str(job.run)}) if seen else None
-        kept = job.target.with_suffix(PARTIAL) if seen else None
-        earlier = _seconds(kept)
-        table, warned = do(job.run, tell, kept, job.save_every, live)
+        checkpoint = job.target.with_suffix(PARTIAL) if shared else None
+        live = Records(job.target.with_suffix(LIVE), {"run": str(job.run)}) if shared else None
+        earlier = _seconds_before(checkpoint)
+        table, warned = execute(job.run, progress, checkpoint, job.save_every, live)
         content = table.to_parquet(index=False)
-        said = {
+        facts = {
             "run": job.run.model_dump(mode="json"),
             "seconds": round(earlier + time.perf_counter() - started, 3),
             "warnings": warned,
             "sha256": hashlib.sha256(content).hexdigest(),
         }
-        return Result(json.dumps(said, indent=2) + "\n", content)
+        return Result(json.dumps(facts, indent=2) + "\n", content)
     except PerronError as error:
         return Result("", b"", str(error))
     except MemoryError:
         return Result("", b"", "ran out of memory")
-    except Exception as error:  # whatever it is, the other runs go on and this one is named
+    except Exception as error:  # whatever it is, the other runs continue and this one is named
         return Result("", b"", f"{type(error).__name__}: {error}")
     finally:
         if live is not None:
             live.close()
 
 
-def _seconds(kept: Path | None) -> float:
-    """How long a run took until it was saved; its later steps are done again."""
-    from perron._storage import tensorfile as saved
-
+def _seconds_before(checkpoint: Path | None) -> float:
+    """Return how long a run took until its checkpoint; later steps are repeated."""
     try:
-        return 0.0 if kept is None or not kept.exists() else float(saved.latest(kept)[1].get("seconds", 0.0))
+        saved = checkpoint is not None and checkpoint.exists()
+        return float(tensorfile.latest(checkpoint)[1].get("seconds", 0.0)) if saved and checkpoint else 0.0
     except FileError:
-        return 0.0  # damaged: it starts anew
+        return 0.0  # damaged: the run starts from its first step
 
 
-def keep(target: Path, result: Result) -> str | None:
-    """Write the files of a finished run; what went wrong, if it did."""
+def write_result(target: Path, result: Result) -> str | None:
+    """Write the files of a finished run; return the reason if the run or the writing failed."""
     if result.failed is not None:
         return result.failed
     try:
         write_bytes(target.with_suffix(".json"), result.facts.encode())
-        write_bytes(target.with_suffix(".parquet"), result.table)  # last: now it is finished
+        write_bytes(target.with_suffix(".parquet"), result.table)  # last: it marks the run as finished
     except (FileError, OSError) as error:
         return str(error)
     for suffix in (PARTIAL, LIVE, BEFORE):
-        with suppress(OSError):  # what is left of it takes space, and no more
+        with suppress(OSError):  # a file that stays only takes space
             target.with_suffix(suffix).unlink(missing_ok=True)
     return None
 
 
 @lru_cache
 def prepare() -> None:
-    """What a worker does once, before its first job: imports, which take seconds and count for no run, and one thread.
+    """Prepare a worker before its first job: imports, which take seconds and count for no run, and one thread.
 
     Small tensors are faster on one thread, workers share the cores, and the order of sums is the same everywhere.
     """
@@ -180,25 +171,26 @@ def prepare() -> None:
     versions()
 
 
-def _same(wanted: Mapping[str, str]) -> None:
+def _check_versions(wanted: Mapping[str, str]) -> None:
     here = versions()
-    if other := [
+    differ = [
         f"{name} {here.get(name)} instead of {value}" for name, value in wanted.items() if here.get(name) != value
-    ]:
+    ]
+    if differ:
         raise PerronError(
-            f"the machine {platform.node()} has {', '.join(other)}, and would give other numbers; "
+            f"the machine {platform.node()} has {', '.join(differ)}, and would give other numbers; "
             "install the same versions on all machines"
         )
 
 
-def do(
+def execute(
     run: Run,
-    tell: Callable[[int, int, Mapping[str, float]], None] | None = None,
-    kept: Path | None = None,
+    progress: Callable[[int, int, Mapping[str, float]], None] | None = None,
+    checkpoint: Path | None = None,
     save_every: float = 60.0,
     log: Callable[..., object] | None = None,
 ) -> tuple[pd.DataFrame, list[str]]:
-    """One run: its table, and the warnings it gave. It is kept in a file, if given, and goes on from it."""
+    """Execute a run, from its checkpoint if there is one; return its table and its warnings."""
     import torch
 
     from perron.networks.facts import Network
@@ -210,42 +202,28 @@ def do(
     with warnings.catch_warnings(record=True) as caught, torch.no_grad():
         warnings.simplefilter("always")
         history = simulate(
-            problem,
-            algorithm,
-            mixing,
-            steps=steps,
-            lr=lr,
-            every=run.every,
-            metrics=run.metrics,
-            final_metrics=run.final_metrics,
-            trials=run.trials,
-            seed=run.seed,
-            dtype=getattr(torch, run.precision) if run.precision else None,
-            device=run.device,
-            **run.links,
-            progress=(lambda step, values: tell(step, steps, values)) if tell else False,
-            log=log,
-            checkpoint=kept,
-            save_every=save_every,
-        )
+            problem, algorithm, mixing, steps=steps, lr=lr, every=run.every, metrics=run.metrics,
+            final_metrics=run.final_metrics, trials=run.trials, seed=run.seed,
+            dtype=getattr(torch, run.precision) if run.precision else None, device=run.device, **run.links,
+            progress=(lambda step, values: progress(step, steps, values)) if progress else False, log=log,
+            checkpoint=checkpoint, save_every=save_every,
+        )  # fmt: skip
     if history.interrupted:
-        raise KeyboardInterrupt  # half a run is none
-    facts = _facts(network) | {"lr": lr, "steps": steps, "effective_step": lr * algorithm.effective_step(network)}
-    facts["predicted"] = _predicted(problem, facts["effective_step"])
-    table = history.frame().drop(columns=["algorithm", "network", "nodes", "lr", "seed"])
-    measured = list(history.values)
-    table = table.assign(**run.columns, **facts)
-    first = [*run.columns, *facts]
-    return table[[*first, "step", "trial", *measured]], [str(warning.message) for warning in caught]
+        raise KeyboardInterrupt  # a part of a run is not a result
+    effective = lr * algorithm.effective_step(network)
+    facts = _network_facts(network) | {"lr": lr, "steps": steps, "effective_step": effective}
+    columns = run.columns | facts | {"predicted": _predicted(problem, effective)}
+    table = history.frame()[["step", "trial", *history.values]].assign(**columns)
+    return table[[*columns, "step", "trial", *history.values]], [str(warning.message) for warning in caught]
 
 
-def _facts(network: Any) -> dict[str, float]:
-    """The network's numbers that theory speaks of."""
-    both = network.mixing.has_pull and network.mixing.has_push
+def _network_facts(network: Any) -> dict[str, float]:
+    """Return the numbers of the network that theory refers to."""
+    pull, push = network.mixing.has_pull, network.mixing.has_push
     return {
-        "c": network.alignment if both else float("nan"),
-        "s_A": network.pull_sum if network.mixing.has_pull else float("nan"),
-        "s_B": network.push_sum if network.mixing.has_push else float("nan"),
+        "c": network.alignment if pull and push else float("nan"),
+        "s_A": network.pull_sum if pull else float("nan"),
+        "s_B": network.push_sum if push else float("nan"),
     }
 
 
@@ -259,7 +237,7 @@ def _predicted(problem: Any, step: float) -> float:
 
 
 def memory(run: Run) -> int:
-    """How many bytes a run needs at least: its network, its problem (of images: not counted), and x, y and two gradients."""
+    """Return a lower bound on the bytes that a run needs: its network, its problem (without images), x, y and two gradients."""
     options, kind = run.problem, run.problem["kind"]
     dim = int(options.get("dim") or 1)
     matrices = dim if kind == "quadratic" and not options.get("diagonal") and not options.get("same_hessian") else 1
@@ -269,6 +247,6 @@ def memory(run: Run) -> int:
 
 
 def cost(run: Run) -> float:
-    """How much work a run is, in gradients of one node."""
+    """Return the work of a run, in gradients of one node."""
     longest = run.steps if run.horizon is None or isinstance(run.lr, str) else min(run.steps, run.horizon / run.lr)
     return run.nodes * run.trials * longest + 1

@@ -1,4 +1,4 @@
-"""What decides the numbers of a run: the code of perron, and the versions of the libraries under it."""
+"""The software that decides the numbers of a run: the code of perron, and the versions of the libraries below it."""
 
 from __future__ import annotations
 

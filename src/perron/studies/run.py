@@ -1,4 +1,4 @@
-"""One run of a study: everything that decides its numbers, and the objects that it names."""
+"""One run of a study: every parameter that decides its numbers, and the objects that it names."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Choice(BaseModel):
 
 
 class Run(BaseModel):
-    """One combination: everything that decides its numbers."""
+    """One combination of parameters: everything that decides the numbers of a run."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
     problem: dict[str, Any]
@@ -75,13 +75,13 @@ class Run(BaseModel):
 
     @cached_property
     def key(self) -> str:
-        """A name made of its parameters."""
+        """A hash of its parameters."""
         text = json.dumps(self.model_dump(mode="json"), sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
     def __str__(self) -> str:
         step = f"lr {self.lr:g}" if isinstance(self.lr, float) else "default lr"
-        links = f", links {told}" if (told := Links(**self.links)) else ""
+        links = f", links {options}" if (options := Links(**self.links)) else ""
         return f"{self.algorithm} on {self.topology}({self.nodes}), {self.weights}, {step}, seed {self.seed}{links}"
 
     @cached_property
@@ -102,14 +102,14 @@ class Run(BaseModel):
         }
 
     def build(self) -> tuple[Problem, Algorithm, Mixing]:
-        """The objects it names."""
+        """Build problem, algorithm and network."""
         options = {name: value for name, value in self.problem.items() if name != "kind"}
         problem = PROBLEMS[self.problem["kind"]](self.nodes, **options)
         algorithm = algorithm_of(self.algorithm, self.algorithm_options)
         return problem, algorithm, self.mixing()
 
     def rate(self, algorithm: Algorithm, network: Network, smoothness: float | None) -> tuple[float, int]:
-        """The learning rate and the number of steps."""
+        """Return the learning rate and the number of steps."""
         if self.lr == "default":
             if smoothness is None:
                 raise PerronError("Without a smoothness constant of the problem there is no default step: set lr.")
@@ -122,27 +122,27 @@ class Run(BaseModel):
         return lr, min(self.steps, max(1, round(self.horizon / step)))
 
     def mixing(self) -> Mixing:
-        """The network."""
+        """Build the network."""
         if self.weights == "authors":
             return build_released(self.topology, self.nodes, seed=self.network_seed)
         return add_weights(self.graph(), self.weights, seed=self.network_seed)
 
     def graph(self) -> Graph | tuple[Graph, ...]:
-        """Who hears whom, laid out for drawing; of a time-varying network, in each step of its period."""
-        drawn = build_graph(self.topology, self.nodes, self.topology_options, seed=self.network_seed)
-        if self.weights != "authors" or isinstance(drawn, tuple):
-            return drawn
-        theirs = self.mixing().pull_graph
-        return Graph(theirs.nodes, theirs.edges, positions=drawn.positions if self.topology == "grid" else None)
+        """Build the graph with positions for drawing; of a time-varying network, one for each step of its period."""
+        graph = build_graph(self.topology, self.nodes, self.topology_options, seed=self.network_seed)
+        if self.weights != "authors" or isinstance(graph, tuple):
+            return graph
+        released = self.mixing().pull_graph
+        return Graph(released.nodes, released.edges, positions=graph.positions if self.topology == "grid" else None)
 
 
 def algorithm_of(name: str, options: Mapping[str, Any]) -> Algorithm:
-    """The algorithm of that name with some of its hyper-parameters changed."""
+    """Return the algorithm of that name with some of its hyper-parameters changed."""
     base: Any = lookup(name, ALGORITHMS, "algorithm")
     known = [field.name for field in fields(base)]
     for key in options:
         lookup(key, dict.fromkeys([*known, "weights"]), f"option of {name}")
-    made = {key: getattr(base, key) for key in known if key not in options}
+    others = {key: getattr(base, key) for key in known if key not in options}
     return replace(
-        base, **validate(options_model(base.__class__), dict(options) | made).model_dump(include=set(options))
+        base, **validate(options_model(base.__class__), dict(options) | others).model_dump(include=set(options))
     )

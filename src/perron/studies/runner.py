@@ -4,15 +4,15 @@ A study's directory holds
 
     runs/KEY.parquet   the table of one finished run, KEY a hash of all that decides its numbers (and of perron's own code)
     runs/KEY.json      its parameters, its duration, and warnings
-    runs/KEY.partial   a run under way, saved once a minute; the next time it goes on from there, bit for bit (and .before:
-                       what was saved before that, in case of damage)
-    runs/KEY.live      what it measures meanwhile, for who watches it (`perron.monitor.records`)
-    live.jsonl         which runs there are and which failed, likewise; locked while a process is at work
+    runs/KEY.partial   the checkpoint of a run, saved once a minute, from which it resumes bit for bit (and .before: the
+                       checkpoint before that, in case of damage)
+    runs/KEY.live      the progress of a run, for `perron watch` (`perron.monitor.records`)
+    live.jsonl         the list of runs and failures, likewise; locked while a process runs the study
     results.parquet    all runs: a row for each run, recorded step and trial; each parameter a column
     manifest.json      version, commit, seeds, machine, duration, and how each run ended
 
-Everything is written atomically, and a finished run is never done again, so a study may be killed at any moment and run
-again. Numbers depend on the seeds only; durations stand in the JSON files, so the same study gives the same table.
+Everything is written atomically, and a finished run is never repeated, so a study may be killed at any moment and run again.
+Numbers depend on the seeds only; durations are in the JSON files, so the same study gives the same table.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from perron.monitor.progress import format_values
 from perron.monitor.records import LIVE, Records
 from perron.monitor.status import PlannedRun, announce_study
 from perron.networks.graph import check_nodes
-from perron.studies.executors import Local, Pool, cores
+from perron.studies.executors import Executor, Local, cores
 from perron.studies.job import BEFORE, PARTIAL, Job, Report, cost, memory
 from perron.studies.provenance import code, commit, versions
 from perron.studies.run import Run
@@ -48,19 +48,19 @@ from perron.studies.spec import Study
 if TYPE_CHECKING:
     import pandas as pd
 
-TURN = 7.0  # seconds for which one run is in the news
-
+TURN = 7.0  # seconds for which messages are about the same run
 COLUMNS = ("run", "topology", "nodes", "weights", "algorithm", "lr", "step", "trial")  # of every table of results
 Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 
 class Manifest(BaseModel):
-    """What manifest.json says: how a study was run, on which machine, and how each run ended."""
+    """The content of manifest.json: how a study was run, on which machine, and how each run ended."""
 
     study: dict[str, Any]
     perron: str = ""
     commit: str | None = None
     code: str = ""
+    seeds: list[int] = []
     machine: dict[str, str | int] = {}
     started: datetime | None = None
     seconds: Seconds
@@ -72,8 +72,8 @@ class Manifest(BaseModel):
     sha256: str = ""  # of results.parquet
 
 
-class Said(BaseModel):
-    """What a run says of itself, in the file beside its table."""
+class RunFacts(BaseModel):
+    """The content of the JSON file beside the table of a run."""
 
     seconds: Seconds
     warnings: list[str]
@@ -82,7 +82,7 @@ class Said(BaseModel):
 
 @dataclass
 class Outcome:
-    """How a study ended; ``failed`` and ``warned`` say what happened to which run."""
+    """The results of a study; ``failed`` and ``warned`` have a message for each run that failed or gave warnings."""
 
     study: Study
     folder: Path
@@ -99,7 +99,7 @@ class Outcome:
 
     @property
     def done(self) -> int:
-        """How many runs have results."""
+        """The number of runs that have results."""
         return 0 if self.table.empty else int(self.table["run"].nunique())
 
 
@@ -108,7 +108,8 @@ def run_study(
     folder: str | Path,
     *,
     workers: int | None = None,
-    pool: Pool | None = None,
+    executor: Executor | None = None,
+    pool: Executor | None = None,
     progress: Callable[[float], None] | None = None,
     began: Callable[[int, int], None] | None = None,
     news: Callable[[str], None] | None = None,
@@ -117,58 +118,50 @@ def run_study(
 
     Args:
         folder: the study's directory.
-        workers: processes; by default as many as this process may use cores.
-        pool: who does the runs, see `perron.studies.executors`; by default processes on this machine.
+        workers: the number of processes; by default one for each core that this process may use.
+        executor: does the runs, see `perron.studies.executors`; by default processes on this machine. ``pool`` is its old name.
         progress: called now and then with the share of the work that is done.
         began: called once with the number of runs and of those that are done already.
-        news: called now and then with a line about a run that is under way: its step, and what was measured last.
+        news: called now and then with a line about a run in progress: its step, and the last measured values.
 
-    A run that is killed, hangs or raises an error is named in ``Outcome.failed`` and harms no other. Ctrl-C stops; finished
-    runs stay, and those under way are kept as of a minute ago, or longer where saving takes long.
+    A run that is killed, hangs or raises an error is named in ``Outcome.failed`` and does not affect the others. Ctrl-C stops;
+    finished runs stay, and unfinished ones resume from their last checkpoint.
     """
     folder = Path(folder)
     started, clock = datetime.now(UTC), time.monotonic()
-    pool = pool or Local(workers=workers)
-    workers = getattr(pool, "workers", None) or (cores() if isinstance(pool, Local) else None)
+    executor = executor or pool or Local(workers=workers)
+    local = isinstance(executor, Local)
+    workers = getattr(executor, "workers", None) or (cores() if local else None)
     plan = [PlannedRun(_name(run), str(run), cost(run)) for run in study.runs]
-    with _alone(folder), announce_study(folder, study.title or study.name, plan, workers=workers) as live:
-        _clear(folder, study)
+    with _exclusive(folder), announce_study(folder, study.title or study.name, plan, workers=workers) as live:
+        _remove_leftovers(folder, study)
         todo = [run for run in study.runs if _read(folder, run) is None]
-        _check_size(todo, here=isinstance(pool, Local))
+        _check_size(todo, local=local)
+        reused = len(study.runs) - len(todo)
         if began:
-            began(len(study.runs), len(study.runs) - len(todo))
-        outcome = Outcome(study, folder, table=None, seconds=0.0, reused=len(study.runs) - len(todo))
+            began(len(study.runs), reused)
+        failed: dict[str, str] = {}
         try:
             if todo:
-                outcome.failed = _run_all(study, todo, folder, pool, progress, news, live)
-        finally:  # whatever happens, what is finished is collected
-            outcome.seconds, outcome.table = time.monotonic() - clock, _collected(study, folder)
-            told = _told(study, folder)
-            outcome.warned = {
-                run.key: f"{run}: {'; '.join(told[run.key].warnings)}"
-                for run in study.runs
-                if run.key in told and told[run.key].warnings
-            }
-            content = outcome.table.to_parquet(index=False)
-            write_bytes(folder / "results.parquet", content)
-            manifest = _manifest(outcome, started, told) | {"sha256": sha256(content).hexdigest()}
-            _write_json(folder / "manifest.json", manifest)
+                failed = _run_all(study, todo, folder, executor, progress, news, live)
+        finally:  # whatever happens, finished runs are collected
+            outcome = _collect(study, folder, time.monotonic() - clock, reused, failed, started)
         return outcome
 
 
 def read_study(folder: str | Path) -> Outcome:
-    """The results that a study left in its directory, as far as it came."""
+    """Read the results of a study from its directory, even if it is not complete."""
     folder = Path(folder)
-    said = read_manifest(folder)
+    manifest = read_manifest(folder)
     try:
-        study, table = Study.model_validate(said.study), _parquet(folder / "results.parquet", said.sha256)
+        study, table = Study.model_validate(manifest.study), _parquet(folder / "results.parquet", manifest.sha256)
     except (OSError, ValueError, KeyError) as error:
         raise _no_results(folder, str(error)) from None
-    return Outcome(study, folder, table, said.seconds, said.reused, said.failed, said.warned)
+    return Outcome(study, folder, table, manifest.seconds, manifest.reused, manifest.failed, manifest.warned)
 
 
 def read_manifest(folder: Path) -> Manifest:
-    """How the study in a directory was run."""
+    """Read how the study in a directory was run."""
     try:
         return Manifest.model_validate_json((folder / "manifest.json").read_bytes())
     except ValidationError as error:
@@ -188,95 +181,107 @@ def _no_results(folder: Path, why: str) -> FileError:
 # ---- running
 
 
+class _Progress:
+    """The progress of all runs; it writes the live files of those runs whose workers do not see the directory."""
+
+    def __init__(self, jobs: list[Job]) -> None:
+        self.jobs = jobs
+        self.ended: set[int] = set()
+        self.reports: dict[int, Report] = {}  # of the runs in progress
+        self.records: dict[int, Records] = {}
+        self.files = ExitStack()
+
+    def receive(self, place: int, report: Report) -> None:
+        """Take the report of a run."""
+        if place in self.ended:
+            return
+        self.reports[place] = report
+        if report.recorded or not report.values:
+            return
+        if place not in self.records:
+            live = Records(self.jobs[place].target.with_suffix(LIVE), {})
+            self.records[place] = self.files.enter_context(live)
+        if report.step > (records := self.records[place]).last:
+            records.steps = report.steps
+            records(report.step, **report.values)
+
+    def end(self, place: int, *, failed: bool) -> None:
+        """Count a run as done."""
+        self.ended.add(place)
+        self.reports.pop(place, None)
+        if records := self.records.pop(place, None):
+            records.close(ended=not failed)
+
+    def share(self) -> float:
+        """Return the share of all work that is done."""
+        work = [cost(job.run) for job in self.jobs]
+        shares = {place: report.share for place, report in self.reports.items()} | dict.fromkeys(self.ended, 1.0)
+        return sum(work[place] * shares.get(place, 0.0) for place in range(len(work))) / sum(work)
+
+    def line(self) -> str:
+        """Return a line about a run in progress, each in turn; empty if there is none."""
+        places = sorted(place for place, report in self.reports.items() if report.step)
+        if not places:
+            return ""
+        place = places[int(time.monotonic() / TURN) % len(places)]
+        report = self.reports[place]
+        line = f"{self.jobs[place].run}: step {report.step} of {report.steps}"
+        return ", ".join(filter(None, (line, format_values(report.values))))
+
+
 def _run_all(
     study: Study,
     todo: list[Run],
     folder: Path,
-    pool: Pool,
+    executor: Executor,
     progress: Callable[[float], None] | None,
     news: Callable[[str], None] | None,
     live: Records,
 ) -> dict[str, str]:
-    """Have a pool do the runs; what went wrong, by run."""
+    """Let an executor do the runs; return the reasons of failures, by run."""
     queue = sorted(todo, key=cost, reverse=True)  # long ones first: the workers finish together
-    files = [(folder / "runs" / _name(run)).absolute() for run in queue]
-    made_with = versions()
-    jobs = [
-        Job(run, target, save_every=study.save_every, timeout=study.timeout, versions=made_with)
-        for run, target in zip(queue, files, strict=True)
-    ]
-    work = [cost(run) for run in queue]
-    shares = [0.0] * len(queue)
-    reports: dict[int, Report] = {}  # of the runs under way
-    records: dict[int, Records] = {}
-    begun = time.time() - 1.0  # clocks of file systems are coarse
-    failed: dict[str, str] = {}
-
-    def told(place: int, report: Report) -> None:
-        if shares[place] < 1.0:
-            reports[place], shares[place] = report, report.share
-            if report.values and (place in records or unseen(files[place])):
-                if place not in records:
-                    records[place] = open_records.enter_context(Records(files[place].with_suffix(LIVE), {}))
-                if report.step > (written := records[place]).last:
-                    written.steps = report.steps
-                    written(report.step, **report.values)
-
-    def unseen(target: Path) -> bool:
-        """Whether a worker does not see the directory, and so writes no records; then we do."""
-        try:
-            fresh = target.with_suffix(LIVE).stat().st_mtime > begun
-        except OSError:  # a worker removes it when its run is finished
-            fresh = False
-        return not fresh and not target.with_suffix(".parquet").exists()
-
-    with ExitStack() as open_records, closing(pool.run(jobs, told)) as ends:
+    options = (study.save_every, study.timeout, versions())
+    jobs = [Job(run, (folder / "runs" / _name(run)).absolute(), *options) for run in queue]
+    state, failed = _Progress(jobs), {}
+    with state.files, closing(executor.run(jobs, state.receive)) as ends:
         for end in ends:
             if end is not None:
-                place, said = end
-                if said is None and not files[place].with_suffix(".parquet").exists():
-                    said = "ended, but its results are not there"
-                if said is not None:
-                    failed[queue[place].key] = f"{queue[place]}: {said}"
-                    live.event(said, run=files[place].name)
-                reports.pop(place, None)
-                if written := records.pop(place, None):
-                    written.close(ended=said is None)
-                shares[place] = 1.0
+                place, reason = end
+                run, target = jobs[place].run, jobs[place].target
+                if reason is None and not target.with_suffix(".parquet").exists():
+                    reason = "ended, but its results are not there"
+                if reason is not None:
+                    failed[run.key] = f"{run}: {reason}"
+                    live.event(reason, run=target.name)
+                state.end(place, failed=reason is not None)
             if progress:
-                progress(sum(weight * share for weight, share in zip(work, shares, strict=True)) / sum(work))
-            if news and (under_way := [place for place, report in reports.items() if report.step]):
-                place = sorted(under_way)[int(time.monotonic() / TURN) % len(under_way)]
-                news(_news(queue[place], reports[place]))
+                progress(state.share())
+            if news and (line := state.line()):
+                news(line)
     return {run.key: failed[run.key] for run in todo if run.key in failed}
 
 
-def _check_size(runs: list[Run], *, here: bool) -> None:
-    """Refuse what no memory holds, before anything is made; of runs on this machine, what its memory does not hold."""
+def _check_size(runs: list[Run], *, local: bool) -> None:
+    """Refuse runs that no memory holds, before anything is made; of runs on this machine, those that its memory does not hold."""
     have = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     for run in runs:
         try:
             check_nodes(run.nodes)
         except GraphError as error:
             raise PerronError(f"{run}: {error}") from None
-        if here and (need := memory(run)) > have:
+        if local and (need := memory(run)) > have:
             raise PerronError(
                 f"{run}: it would need about {need / 1e9:,.0f} GB of memory, and this machine has {have / 1e9:,.0f} GB. Take "
                 "fewer nodes, trials or dimensions, or another machine (--on)."
             )
 
 
-def _news(run: Run, report: Report) -> str:
-    said = f"{run}: step {report.step} of {report.steps}"
-    return f"{said}, {measured}" if (measured := format_values(report.values)) else said
-
-
 # ---- files
 
 
 @contextmanager
-def _alone(folder: Path) -> Iterator[None]:
-    """Nobody else runs a study in this directory meanwhile."""
+def _exclusive(folder: Path) -> Iterator[None]:
+    """Refuse to run a study in a directory where another process runs one."""
     try:
         (folder / "runs").mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -286,8 +291,8 @@ def _alone(folder: Path) -> Iterator[None]:
         yield
 
 
-def _clear(folder: Path, study: Study) -> None:
-    """Remove what nobody will go on with, which can be gigabytes: runs under way of other code or other studies, half files."""
+def _remove_leftovers(folder: Path, study: Study) -> None:
+    """Remove files that no run will resume from, which can be gigabytes: those of other code or studies, and incomplete ones."""
     suffixes = (PARTIAL, LIVE, BEFORE, f"{PARTIAL}{LOCK}")
     kept = {f"{_name(run)}{suffix}" for run in study.runs for suffix in suffixes}
     for path in (folder / "runs").iterdir():
@@ -299,68 +304,54 @@ def _name(run: Run) -> str:
     return f"{run.key}-{code()}"
 
 
-def _read(folder: Path, run: Run) -> pd.DataFrame | None:
-    """The table of a finished run; None if it or what it said of itself is not there or damaged."""
+def _read(folder: Path, run: Run) -> tuple[RunFacts, pd.DataFrame] | None:
+    """Return the facts and the table of a finished run; None if a file is missing or damaged."""
     path = folder / "runs" / f"{_name(run)}.parquet"
     try:
-        return _parquet(path, said.sha256) if (said := _said(path.with_suffix(".json"))) else None
-    except (OSError, ValueError):
-        return None
-
-
-def _said(path: Path) -> Said | None:
-    """None if it is not there or damaged."""
-    try:
-        return Said.model_validate_json(path.read_bytes())
+        facts = RunFacts.model_validate_json(path.with_suffix(".json").read_bytes())
+        return facts, _parquet(path, facts.sha256)
     except (OSError, ValueError):
         return None
 
 
 def _parquet(path: Path, digest: str) -> pd.DataFrame:
-    """A table with the SHA-256 that it should have (any if empty: older ones); a ValueError if it is not what it should be."""
+    """Read a table, or raise a ValueError if it lacks columns or its SHA-256 is another one (any if empty: older tables)."""
     import pandas as pd
 
     content = path.read_bytes()
     if digest and digest != (own := sha256(content).hexdigest()):
         raise ValueError(f"{path.name} is damaged: its SHA-256 is {own[:16]}... instead of {digest[:16]}...")
-    found = pd.read_parquet(io.BytesIO(content))
-    lacking = sorted(set(COLUMNS) - set(found.columns))
-    if lacking and len(found.columns):  # a study of which no run is finished has a table without columns
+    table = pd.read_parquet(io.BytesIO(content))
+    lacking = sorted(set(COLUMNS) - set(table.columns))
+    if lacking and len(table.columns):  # a study of which no run is finished has a table without columns
         raise ValueError(f"{path.name} has no column {', '.join(lacking)}")
-    return found
+    return table
 
 
-def _collected(study: Study, folder: Path) -> pd.DataFrame:
-    import pandas as pd
-
-    tables = [table for run in study.runs if (table := _read(folder, run)) is not None]
-    return pd.concat(tables, ignore_index=True) if tables else pd.DataFrame()
-
-
-def _write_json(path: Path, content: Any) -> None:
-    write_bytes(path, (json.dumps(content, indent=2) + "\n").encode())
-
-
-def _told(study: Study, folder: Path) -> dict[str, Said]:
-    """What each finished run said of itself."""
-    found = {run.key: _said(folder / "runs" / f"{_name(run)}.json") for run in study.runs}
-    return {key: said for key, said in found.items() if said is not None}
-
-
-def _manifest(outcome: Outcome, started: datetime, told: dict[str, Said]) -> dict[str, Any]:
+def _collect(
+    study: Study, folder: Path, seconds: float, reused: int, failed: dict[str, str], started: datetime
+) -> Outcome:
+    """Join the tables of all finished runs, and write the table and the manifest."""
     import numpy as np
+    import pandas as pd
     import torch
 
     from perron import __version__
 
-    seconds = {key: said.seconds for key, said in told.items()}
-    return {
-        "study": outcome.study.model_dump(mode="json"),
-        "perron": __version__,
-        "commit": commit(),
-        "code": code(),
-        "seeds": outcome.study.seeds,
-        "machine": {
+    found = {run.key: (run, *files) for run in study.runs if (files := _read(folder, run)) is not None}
+    table = pd.concat([own for _, _, own in found.values()], ignore_index=True) if found else pd.DataFrame()
+    warned = {key: f"{run}: {'; '.join(facts.warnings)}" for key, (run, facts, _) in found.items() if facts.warnings}
+    outcome = Outcome(study, folder, table, seconds, reused, failed, warned)
+    content = table.to_parquet(index=False)
+    write_bytes(folder / "results.parquet", content)
+    each = {key: facts.seconds for key, (_, facts, _) in found.items()}
+    manifest = Manifest(
+        study=study.model_dump(mode="json"),
+        perron=__version__,
+        commit=commit(),
+        code=code(),
+        seeds=study.seeds,
+        machine={
             "system": platform.platform(),
             "processor": platform.machine(),
             "cores": cores(),
@@ -368,11 +359,14 @@ def _manifest(outcome: Outcome, started: datetime, told: dict[str, Said]) -> dic
             "torch": torch.__version__,
             "numpy": np.__version__,
         },
-        "started": started.isoformat(timespec="seconds"),
-        "seconds": round(outcome.seconds, 1),
-        "core_seconds": round(sum(seconds.values()), 1),
-        "runs": seconds,
-        "reused": outcome.reused,
-        "failed": outcome.failed,
-        "warned": outcome.warned,
-    }
+        started=started.replace(microsecond=0),
+        seconds=round(seconds, 1),
+        core_seconds=round(sum(each.values()), 1),
+        runs=each,
+        reused=reused,
+        failed=failed,
+        warned=warned,
+        sha256=sha256(content).hexdigest(),
+    )
+    write_bytes(folder / "manifest.json", (json.dumps(manifest.model_dump(mode="json"), indent=2) + "\n").encode())
+    return outcome

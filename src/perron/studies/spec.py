@@ -1,6 +1,6 @@
-"""A study as a file: what is run over which networks, with everything that may vary as a list; and the runs it stands for.
+"""A study as a file, and the runs that it stands for.
 
-Every value that may vary takes one value or a list of them; a study stands for all combinations. A study file is TOML:
+Every parameter that may vary takes one value or a list; a study stands for all combinations. A study file is TOML:
 
     title = "Does Push-Pull speed up on a ring?"
     conclusion = "speedup"
@@ -17,7 +17,7 @@ Every value that may vary takes one value or a list of them; a study stands for 
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import cached_property
 from importlib import resources
 from importlib.util import find_spec
@@ -25,15 +25,7 @@ from itertools import product
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import (
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    Field,
-    ValidationError,
-    field_validator,
-    model_validator,
-)
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from perron._registry import NAME, format_errors, lookup, options_model, unknown, validate
 from perron.algorithms.unreliable import Links
@@ -44,10 +36,9 @@ from perron.data.partition import PARTITIONS
 from perron.errors import PerronError
 from perron.networks import topologies
 from perron.networks.mixing import RULES
-from perron.simulation.history import recorded
-from perron.simulation.metrics import BLOCKS, chosen
+from perron.simulation.metrics import chosen
+from perron.studies.conclusions import CONCLUSIONS
 from perron.studies.run import PROBLEMS, Choice, Run, algorithm_of
-from perron.studies.statistics import RECORDS
 
 NAMES: dict[str, Mapping[str, Any]] = {
     "data": dict.fromkeys(["digits", *TITLES]),
@@ -55,6 +46,9 @@ NAMES: dict[str, Mapping[str, Any]] = {
     "partition": PARTITIONS,
     "augment": PRESETS,
 }
+SHARED = (  # keys that all runs of a study have in common
+    "equal_effective_step", "steps", "horizon", "every", "trials", "metrics", "final_metrics", "precision", "device",
+)  # fmt: skip
 Scalar = bool | int | float | str | None
 
 
@@ -73,11 +67,11 @@ Choices = Annotated[list[Choice], BeforeValidator(_chosen), Field(min_length=1)]
 
 
 class Study(BaseModel):
-    """What a study file says.
+    """The content of a study file.
 
     Attributes:
         title, about: for people.
-        conclusion: what is made of the results; see `perron.studies.conclusions`.
+        conclusion: what follows from the results; see `perron.studies.conclusions`.
         problem: ``kind`` and the options of `Logistic.synthetic`, `Quadratic.random` or, for networks that classify images,
             `Neural.images` (but nodes); ``batch = "all"`` for exact gradients.
         topologies: names, or tables with options, as ``{ name = "random", probability = 0.5 }``.
@@ -90,9 +84,9 @@ class Study(BaseModel):
             the others.
         equal_effective_step: whether lr is the *effective* step, so that each algorithm gets lr divided by its factor (c for
             Push-Pull, n for pull-only methods).
-        steps: how many; with ``horizon``, at most so many.
+        steps: the number of steps; with ``horizon``, the largest.
         horizon: run for horizon / (effective step) steps: small steps get more time.
-        every: measure after every so many steps; ``"log"``; or by default about 200 times.
+        every: the number of steps between two records; ``"log"``; or by default about 200 records.
         links: ``loss``, ``delay`` and ``repeats`` of links that are not reliable, see `perron.algorithms.unreliable.Links`.
         trials, seeds: independent runs side by side, for each seed.
         metrics: names, see `perron.metrics.METRICS`; ``residual_block_sq_20`` sums over blocks of 20 steps.
@@ -101,7 +95,7 @@ class Study(BaseModel):
         losses: for the conclusion training, values of the training loss to be reached.
         precision: ``"float32"`` or ``"float64"``; the problem's own by default.
         device: where tensors live, as ``"cuda"``.
-        save_every: seconds between two times that a run under way is saved.
+        save_every: seconds between two checkpoints of a run.
         timeout: minutes after which a run counts as hung.
     """
 
@@ -109,7 +103,7 @@ class Study(BaseModel):
     name: Annotated[str, Field(pattern=NAME)] = "study"
     title: str = ""
     about: str = ""
-    conclusion: Literal["speedup", "time_to_accuracy", "residual", "comparison", "topologies", "training"] = "speedup"
+    conclusion: str = "speedup"
     problem: dict[str, Scalar | list[Scalar]] = Field(default_factory=dict, validate_default=True)
     topologies: Choices
     nodes: dict[str, Many[Annotated[int, Field(ge=1)]]]
@@ -132,6 +126,12 @@ class Study(BaseModel):
     device: str = "cpu"
     save_every: Annotated[float, Field(ge=0)] = 60.0
     timeout: Annotated[float, Field(gt=0)] = 120.0
+
+    @field_validator("conclusion")
+    @classmethod
+    def _known_conclusion(cls, value: str) -> str:
+        lookup(value, CONCLUSIONS, "conclusion")
+        return value
 
     @field_validator("nodes", "lr", mode="before")
     @classmethod
@@ -156,20 +156,18 @@ class Study(BaseModel):
             raise unknown(kind, PROBLEMS, "kind of problem")
         given = {key: entry for key, entry in value.items() if key != "kind"}
         if "batch" in given:
-            exact = [None if one == "all" else one for one in _listed(given["batch"])]
-            given["batch"] = exact if isinstance(given["batch"], list) else exact[0]
+            sizes = [None if size == "all" else size for size in _listed(given["batch"])]
+            given["batch"] = sizes if isinstance(given["batch"], list) else sizes[0]
         model = options_model(PROBLEMS[kind], several=True)
         if empty := [key for key, entry in given.items() if entry == []]:
             raise ValueError(f"{empty[0]} is an empty list")
-        found = {"kind": kind} | validate(model, given).model_dump()
-        if (
-            kind == "logistic" and found["compiled"] is None
-        ):  # so that results of different sums are not taken for one another
-            found["compiled"] = find_spec("numba") is not None
+        problem = {"kind": kind} | validate(model, given).model_dump()
+        if kind == "logistic" and problem["compiled"] is None:
+            problem["compiled"] = find_spec("numba") is not None  # part of a run's key: the order of sums differs
         for key, among in NAMES.items() if kind == "images" else ():
-            for name in _listed(found[key]):
+            for name in _listed(problem[key]):
                 lookup(name, among, key)
-        return found
+        return problem
 
     @field_validator("topologies")
     @classmethod
@@ -202,9 +200,9 @@ class Study(BaseModel):
     def _known_links(cls, value: dict[str, list[int | float]]) -> dict[str, list[int | float]]:
         for name, values in value.items():
             lookup(name, vars(Links()), "option of links")
-            for one in values:
+            for entry in values:
                 try:
-                    Links(**{name: one})  # type: ignore[arg-type]
+                    Links(**{name: entry})  # type: ignore[arg-type]
                 except PerronError as error:
                     raise ValueError(str(error)) from None
         return {name: [default] for name, default in vars(Links()).items()} | value
@@ -220,69 +218,53 @@ class Study(BaseModel):
 
     @model_validator(mode="after")
     def _fits_its_conclusion(self) -> Study:
-        """What a conclusion needs is asked for before hours of runs, not after."""
+        """Check the requirements of the conclusion before hours of runs, not after."""
         used = {*self.weights, *(choice.options.get("weights", self.weights[0]) for choice in self.algorithms)}
         for key in [*self.nodes, *self.lr]:
             if "/" in key and key.partition("/")[2] not in used:
                 raise ValueError(f"{key!r} names weights that the study does not use: {', '.join(sorted(used))}")
         if "authors" in used and (odd := [choice.label for choice in self.topologies if choice.options]):
             raise ValueError(f"weights: the authors' networks take no options; got {', '.join(odd)}")
-        for need in NEEDS.get(self.conclusion, ()):
-            if said := need(self):
-                raise ValueError(f"conclusion: {self.conclusion} needs {said}")
+        for requirement in CONCLUSIONS[self.conclusion].requirements:
+            if lacking := requirement(self):
+                raise ValueError(f"conclusion: {self.conclusion} needs {lacking}")
         return self
 
     @cached_property
     def runs(self) -> list[Run]:
         """All combinations, in the order of the file's lists."""
+        shared = {name: getattr(self, name) for name in SHARED}
         found = []
-        problems = [
-            dict(zip(self.problem, values, strict=True)) for values in product(*map(_listed, self.problem.values()))
-        ]
-        every_link = [dict(zip(self.links, values, strict=True)) for values in product(*self.links.values())]
-        for problem, topology, links, seed, network_seed in product(
-            problems, self.topologies, every_link, self.seeds, self.network_seed
-        ):
-            for algorithm in self.algorithms:
-                options = algorithm.options
-                own = options.pop("weights", None)
-                for weights in [own] if own else self.weights:
-                    for lr, nodes in product(*(_at(table, topology.name, weights) for table in (self.lr, self.nodes))):
-                        found.append(
-                            Run(
-                                problem=problem,
-                                topology=topology.name,
-                                topology_options=topology.options,
-                                nodes=nodes,
-                                weights=weights,
-                                network_seed=network_seed,
-                                algorithm=algorithm.name,
-                                algorithm_options=options,
-                                lr=lr,
-                                equal_effective_step=self.equal_effective_step,
-                                steps=self.steps,
-                                horizon=self.horizon,
-                                every=self.every,
-                                links=links,
-                                trials=self.trials,
-                                seed=seed,
-                                metrics=self.metrics,
-                                final_metrics=self.final_metrics,
-                                precision=self.precision,
-                                device=self.device,
-                            )
-                        )
+        for problem, topology, links, seed, network_seed, algorithm in product(
+            _combinations(self.problem), self.topologies, _combinations(self.links), self.seeds, self.network_seed,
+            self.algorithms,
+        ):  # fmt: skip
+            options = algorithm.options
+            own = options.pop("weights", None)
+            for weights in [own] if own else self.weights:
+                for lr, nodes in product(*(_at(table, topology.name, weights) for table in (self.lr, self.nodes))):
+                    run = Run(
+                        problem=problem, topology=topology.name, topology_options=topology.options, nodes=nodes,
+                        weights=weights, network_seed=network_seed, algorithm=algorithm.name, algorithm_options=options,
+                        lr=lr, links=links, seed=seed, **shared,
+                    )  # fmt: skip
+                    found.append(run)
         return list({run.key: run for run in found}.values())
 
 
+def _combinations(options: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return all combinations of options whose values may be lists."""
+    return [dict(zip(options, values, strict=True)) for values in product(*map(_listed, options.values()))]
+
+
 def _at(table: Mapping[str, list[Any]], topology: str, weights: str) -> list[Any]:
-    """What a table by topology, or by topology and weights, says of one."""
+    """Return the entry of a table by topology, or by topology and weights."""
     keys = (f"{topology}/{weights}", topology, "default")
     return next((table[key] for key in keys if key in table), [])
 
 
 def load(name_or_file: str | Path, changes: Mapping[str, Any] | None = None) -> Study:
-    """A study that ships with perron, by name, or a file; with some of its keys changed, as ``{"problem.batch": 50}``."""
+    """Read a study that ships with perron, by name, or a file; ``changes`` sets keys, as ``{"problem.batch": 50}``."""
     path = find(name_or_file)
     try:
         content = tomllib.loads(path.read_text(encoding="utf-8"))
@@ -299,7 +281,7 @@ def load(name_or_file: str | Path, changes: Mapping[str, Any] | None = None) -> 
 
 
 def find(name_or_file: str | Path) -> Path:
-    """The file of a study."""
+    """Return the file of a study."""
     path = Path(name_or_file)
     if path.suffix == ".toml" or len(path.parts) > 1:
         if not path.is_file():
@@ -309,13 +291,13 @@ def find(name_or_file: str | Path) -> Path:
 
 
 def shipped() -> dict[str, Path]:
-    """The studies that come with perron."""
+    """Return the files of the studies that ship with perron, by name."""
     folder = Path(str(resources.files("perron"))) / "studies" / "shipped"
     return {path.stem: path for path in sorted(folder.glob("*.toml"))}
 
 
 def parse(pairs: list[str], option: str = "--set") -> dict[str, Any]:
-    """``key=value`` texts with TOML values (or plain words), as changes to a study or to whatever else has keys."""
+    """Parse ``key=value`` texts whose values are TOML or plain words."""
     changes = {}
     for pair in pairs:
         key, equals, value = pair.partition("=")
@@ -337,54 +319,3 @@ def _change(content: dict[str, Any], key: str, value: Any) -> None:
             raise PerronError(f"{key} cannot be set: {table} is {inner!r}, not a table.")
         content = inner
     content[last] = value
-
-
-def _lacks(metric: str) -> Callable[[Study], str | None]:
-    return lambda study: None if metric in study.metrics else f"the metric {metric}"
-
-
-def _few_records(study: Study) -> str | None:
-    if study.every == "log":
-        return "records at equal distances: every must be a number"
-    many = len(recorded(study.steps, study.every))
-    return (
-        None
-        if many >= RECORDS
-        else f"{RECORDS} records of a run, but steps = {study.steps} and every = {study.every} give {many}"
-    )
-
-
-def _residual_needs(study: Study) -> str | None:
-    if not any(choice.label == "push_pull" for choice in study.algorithms):
-        return "push_pull among the algorithms"
-    lengths = [int(name.removeprefix(BLOCKS)) for name in study.metrics if name.startswith(BLOCKS)]
-    if len(lengths) < 2:
-        return f"two or more metrics {BLOCKS}M, for blocks of M steps"
-    return (
-        f"blocks of at most half the run; got {max(lengths)} of {study.steps} steps"
-        if 2 * max(lengths) > study.steps
-        else None
-    )
-
-
-def _accuracy_needs(study: Study) -> str | None:
-    if any(1 not in counts for counts in study.nodes.values()):
-        return "a run with one node on each topology, to compare with: add 1 to nodes"
-    dials = (study.problem.get("same_hessian"), study.problem.get("heterogeneity"))
-    if study.problem["kind"] == "quadratic" and dials != (True, 0):
-        return "the same function for every number of nodes: set same_hessian = true and heterogeneity = 0"
-    return None
-
-
-def _no_curve(study: Study) -> str | None:
-    wanted = ("loss_mean", "test_accuracy")
-    return None if set(wanted) & set(study.metrics) else f"the metric {' or '.join(wanted)}"
-
-
-NEEDS: dict[str, tuple[Callable[[Study], str | None], ...]] = {
-    "speedup": (_lacks("grad_norm_sq"), _few_records),
-    "comparison": (_lacks("grad_norm_sq"), _few_records),
-    "residual": (_lacks("residual_sq"), _residual_needs, _few_records),
-    "time_to_accuracy": (_lacks("grad_norm_sq"), _accuracy_needs),
-    "training": (_no_curve,),
-}

@@ -1,7 +1,7 @@
 """Is there a speedup? Stationary levels, their slope against the number of nodes, and the time to an accuracy.
 
-A level is only a level if the curve has stopped falling. What still falls is refused, because a transient can look like a
-speedup: starting points that scatter, averaged over more nodes, start lower.
+A level counts only if the curve has stopped falling: a transient can look like a speedup, as starting points that scatter,
+averaged over more nodes, start lower.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from perron._typing import FloatArray, IntArray
 from perron.errors import PerronError
 
 SHARES = (1 / 2, 1 / 3, 1 / 4)  # of the run that are tried as the window of a level, the longest first
-RECORDS = 16  # that a run needs at least
-SURE = 3.0  # standard errors of a fall that is taken for a fall
-HIDDEN = 0.2  # of the level: a fall of this size within the window must be excluded by two standard errors
+RECORDS = 16  # the fewest that a level is measured from
+SIGNIFICANT = 3.0  # standard errors by which a fall must differ from zero
+TOLERANCE = 0.2  # of the level: a fall of this size within the window must be excluded by two standard errors
 RESAMPLES = 400
 
 
@@ -33,7 +33,7 @@ class Level:
         fall, fall_error: by which share of the level the second half of the window lies below the first.
         since: the first step of the window.
         stationary: whether the run was shown to stay at this level.
-        why: in words, if not.
+        why: the reason, if not.
         each: the mean of each trial, ``(trials,)``.
     """
 
@@ -48,11 +48,11 @@ class Level:
 
 
 def level(steps: IntArray, values: FloatArray) -> Level:
-    """The level at the end of a run; ``values`` is ``(records, trials)``.
+    """Return the level at the end of a run; ``values`` is ``(records, trials)``.
 
     The window is the longest of the last half, third and quarter of the run in which the curve is shown not to fall or rise: the
     means of the window's two halves differ by less than three standard errors, *and* a difference of a fifth of the level is
-    excluded by two of them. What is too noisy for that is refused, too: a fall could hide in it.
+    excluded by two of them. A curve that is too noisy for that is not stationary either: the noise could hide a fall.
 
     >>> noise = np.random.default_rng(0).exponential(size=(100, 20))
     >>> level(np.arange(100), noise).stationary
@@ -66,8 +66,8 @@ def level(steps: IntArray, values: FloatArray) -> Level:
         raise PerronError(
             f"A level needs at least {RECORDS} records of a run; got {len(steps)}. Set every to a smaller number."
         )
-    found = [_level(steps, values, share) for share in SHARES]
-    return next((one for one in found if one.stationary), found[0])
+    levels = [_level(steps, values, share) for share in SHARES]
+    return next((each for each in levels if each.stationary), levels[0])
 
 
 def _level(steps: IntArray, values: FloatArray, share: float) -> Level:
@@ -81,9 +81,9 @@ def _level(steps: IntArray, values: FloatArray, share: float) -> Level:
     if trials < 3:
         return Level(mean, nan, fall, nan, since, False, "too few trials", each)
     error, fall_error = (float(x.std(ddof=1)) / sqrt(trials) for x in (each, falls))
-    if abs(fall) > max(SURE * fall_error, 1e-9):
+    if abs(fall) > max(SIGNIFICANT * fall_error, 1e-9):
         why = "still falling" if fall > 0 else "rising"
-    elif abs(fall) + 2 * fall_error > HIDDEN or error > HIDDEN / 2 * mean:
+    elif abs(fall) + 2 * fall_error > TOLERANCE or error > TOLERANCE / 2 * mean:
         why = "too noisy"
     else:
         why = ""
@@ -92,11 +92,16 @@ def _level(steps: IntArray, values: FloatArray, share: float) -> Level:
 
 @dataclass(frozen=True)
 class Fit:
-    """A power law y ~ x^slope with its 95 % interval."""
+    """A power law y ~ x^slope with the 95 % interval of its slope, and the point ``(x, y)`` that it is fitted through."""
 
     slope: float
     low: float
     high: float
+    center: tuple[float, float] = (nan, nan)
+
+    def at(self, x: FloatArray, slope: float | None = None) -> FloatArray:
+        """Return the values of the power law, or of one with another slope through the same point."""
+        return self.center[1] * (x / self.center[0]) ** (self.slope if slope is None else slope)
 
     def __str__(self) -> str:
         return f"{self.slope:.3f} [{self.low:.3f}, {self.high:.3f}]"
@@ -109,10 +114,10 @@ def power_law(
     *,
     trials: int | None = None,
 ) -> Fit:
-    """Least squares of log y on log x, weighted by the standard errors of y.
+    """Fit log y to log x by least squares, weighted by the standard errors of y.
 
-    Where the points scatter more about the line than their errors say, the interval is widened accordingly; and so it is if the
-    errors come from few ``trials`` (Student's t). Errors of zero weigh as the smallest that is not.
+    The interval is wider where the points scatter more about the line than their errors predict, and where the errors come from
+    few ``trials`` (Student's t). Errors of zero weigh as the smallest that is not.
 
     >>> str(power_law([1, 2, 4], [8, 4, 2], [0.1, 0.1, 0.1]))[:6]
     '-1.000'
@@ -125,17 +130,18 @@ def power_law(
     center = np.average(u, weights=weight)
     spread = float((weight * (u - center) ** 2).sum())
     slope = float((weight * (u - center) * v).sum()) / spread
-    rest = v - np.average(v, weights=weight) - slope * (u - center)
+    height = np.average(v, weights=weight)
+    rest = v - height - slope * (u - center)
     misfit = float((weight * rest**2).sum()) / max(len(u) - 2, 1)
     quantile = t.ppf(0.975, trials - 1) if trials else norm.ppf(0.975)
     width = float(quantile) * sqrt(max(1.0, misfit) / spread)
-    return Fit(slope, slope - width, slope + width)
+    return Fit(slope, slope - width, slope + width, (float(np.exp(center)), float(np.exp(height))))
 
 
 def time_to(steps: IntArray, curve: FloatArray, accuracy: float) -> FloatArray:
-    """The first recorded step from which curves ``(records, ...)`` stay at or below ``accuracy``; inf if they do not.
+    """Return the first recorded step from which curves ``(records, ...)`` stay at or below ``accuracy``; inf if they do not.
 
-    "Stay" is believed if it holds for the last fifth of the run at least.
+    A curve must stay there for the last fifth of the run at least.
     """
     above = ~(curve <= accuracy)  # nan is above
     last = np.where(above.any(axis=0), len(curve) - 1 - np.argmax(above[::-1], axis=0), -1)
@@ -156,47 +162,42 @@ class Times:
     at_edge: bool
 
     def speedup(self, many: Times) -> tuple[float, float, float]:
-        """How many times fewer steps ``many`` takes, with its 95 % interval."""
+        """Return how many times fewer steps ``many`` takes, with the 95 % interval."""
         if not np.isfinite([self.steps, many.steps]).all() or not many.steps:
             return nan, nan, nan
         with np.errstate(invalid="ignore", divide="ignore"):
             ratios = self.resampled / many.resampled
-        unknown = np.isnan(ratios)  # neither gets there, or both are there at once: it may be anything
+        unknown = np.isnan(ratios)  # neither gets there, or both start there: the ratio can be anything
         low = np.percentile(np.where(unknown, 0.0, ratios), 2.5, method="lower")
         high = np.percentile(np.where(unknown, inf, ratios), 97.5, method="higher")
         return self.steps / many.steps, float(low), float(high)
 
 
 def best_time(grid: dict[float, tuple[IntArray, FloatArray]], accuracy: float, *, seed: int = 0) -> Times:
-    """The shortest time to an accuracy over learning rates: ``{lr: (steps, values (records, trials))}``.
+    """Return the shortest time to an accuracy over learning rates: ``{lr: (steps, values (records, trials))}``.
 
-    What must stay below is the mean over trials. For the interval, the trials are drawn anew with replacement many times, and
-    the best learning rate is chosen anew each time.
+    The mean over trials must stay below the accuracy. For the interval, the trials are resampled with replacement, and the best
+    learning rate is chosen for each sample.
     """
     random = np.random.default_rng(seed)
     trials = next(iter(grid.values()))[1].shape[1]
     draws = random.integers(trials, size=(trials, RESAMPLES))
     rates = sorted(grid)
-    found = np.array([float(time_to(grid[lr][0], grid[lr][1].mean(axis=1), accuracy)) for lr in rates])
-    resampled = np.array([time_to(grid[lr][0], grid[lr][1][:, draws].mean(axis=1), accuracy) for lr in rates]).min(
-        axis=0
-    )
-    best = int(found.argmin())
-    if not np.isfinite(found[best]):
-        return Times(inf, nan, resampled, False)
-    return Times(float(found[best]), rates[best], resampled, len(rates) > 1 and best in (0, len(rates) - 1))
+    times = np.array([float(time_to(grid[lr][0], grid[lr][1].mean(axis=1), accuracy)) for lr in rates])
+    samples = np.array([time_to(grid[lr][0], grid[lr][1][:, draws].mean(axis=1), accuracy) for lr in rates])
+    best = int(times.argmin())
+    if not np.isfinite(times[best]):
+        return Times(inf, nan, samples.min(axis=0), False)
+    return Times(float(times[best]), rates[best], samples.min(axis=0), len(rates) > 1 and best in (0, len(rates) - 1))
 
 
 def series(table: Any, metric: str) -> tuple[IntArray, FloatArray]:
-    """Steps and values ``(records, trials)`` of one run's part of a results table."""
+    """Return the steps and values ``(records, trials)`` of one run's part of a results table."""
     if metric not in table.columns:
         raise PerronError(f"The results have no {metric}; add it to the study's metrics.")
     if table["run"].nunique() != 1:
         raise PerronError(
-            f"{table['run'].nunique()} runs cannot be shown as one; a study varies in too much for this conclusion."
+            f"{table['run'].nunique()} runs cannot be shown as one; the study varies too many parameters for this conclusion."
         )
-    steps, row = np.unique(table["step"].to_numpy(), return_inverse=True)
-    trials, column = np.unique(table["trial"].to_numpy(), return_inverse=True)
-    values = np.full((len(steps), len(trials)), nan)
-    values[row, column] = table[metric].to_numpy()
-    return steps, values
+    values = table.pivot(index="step", columns="trial", values=metric)
+    return values.index.to_numpy(), np.ascontiguousarray(values.to_numpy(float))

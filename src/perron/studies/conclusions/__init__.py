@@ -1,59 +1,58 @@
-"""What follows from a study's table: tables, sentences, figures and a summary. Nothing here runs anything.
-
-Each conclusion is a function of an `Outcome`; a study file names the one it wants.
-"""
+"""The conclusions that a study file can name: tables, sentences, figures and a summary, drawn from a table of results."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from perron import plots
 from perron._storage.atomic import write_bytes
 from perron._storage.jsonable import to_json
 from perron.errors import PerronError
-from perron.studies.conclusions.accuracy import time_to_accuracy
-from perron.studies.conclusions.base import Conclusion
+from perron.studies.conclusions.accuracy import comparable, time_to_accuracy
+from perron.studies.conclusions.base import METRIC, Analysis, Conclusion, equidistant_records, metric
 from perron.studies.conclusions.comparison import comparison
 from perron.studies.conclusions.networks import networks
-from perron.studies.conclusions.residual import residual
+from perron.studies.conclusions.residual import blocks, residual
 from perron.studies.conclusions.speedup import speedup
-from perron.studies.conclusions.training import training
-from perron.studies.runner import Outcome
+from perron.studies.conclusions.training import ACCURACY, LOSS, training
 
-CONCLUSIONS: dict[str, Callable[[Outcome], Conclusion]] = {
-    "speedup": speedup,
-    "time_to_accuracy": time_to_accuracy,
-    "residual": residual,
-    "comparison": comparison,
-    "topologies": networks,
-    "training": training,
+if TYPE_CHECKING:
+    from perron.studies.runner import Outcome
+
+CONCLUSIONS = {
+    "speedup": Analysis(speedup, (metric(METRIC), equidistant_records)),
+    "time_to_accuracy": Analysis(time_to_accuracy, (metric(METRIC), comparable)),
+    "residual": Analysis(residual, (metric("residual_sq"), blocks, equidistant_records)),
+    "comparison": Analysis(comparison, (metric(METRIC), equidistant_records)),
+    "topologies": Analysis(networks),
+    "training": Analysis(training, (metric(LOSS, ACCURACY),)),
 }
 
 
 def conclude(outcome: Outcome) -> Conclusion:
-    """Draw the conclusion that the study asks for."""
+    """Draw the conclusion that the study names."""
     if outcome.table.empty:
-        why = (
-            f"every run failed. {failures(outcome)}" if outcome.failed else "no run is done; perron study run goes on."
-        )
+        failed = f"every run failed. {failures(outcome)}"
+        why = failed if outcome.failed else "no run is done; perron study run continues it."
         raise PerronError(f"The study {outcome.study.name} has no results: {why}")
-    return CONCLUSIONS[outcome.study.conclusion](outcome)
+    return CONCLUSIONS[outcome.study.conclusion].draw(outcome)
 
 
 def failures(outcome: Outcome, most: int = 5) -> str:
-    """Which runs failed, and why; the first few of them."""
-    said = list(outcome.failed.values())
-    return "; ".join(said[:most]) + (f"; and {len(said) - most} more (manifest.json)." if len(said) > most else "")
+    """Return which runs failed, and why; the first few of them."""
+    reasons = list(outcome.failed.values())
+    more = f"; and {len(reasons) - most} more (manifest.json)." if len(reasons) > most else ""
+    return "; ".join(reasons[:most]) + more
 
 
 def write(outcome: Outcome, conclusion: Conclusion) -> list[Path]:
-    """Write figures (PNG and PDF), ``summary.json`` and ``report.md`` into the study's directory; the paths."""
-    folder, paths = outcome.folder, []
-    for name, figure in conclusion.figures.items():
-        for suffix in (".png", ".pdf"):
-            path = folder / f"{name}{suffix}"
-            paths.append(figure(path) if callable(figure) else plots.save(figure, path))
+    """Write figures (PNG and PDF), ``summary.json`` and ``report.md`` into the study's directory; return the paths."""
+    folder = outcome.folder
+    paths = [
+        figure.save(folder / f"{name}{suffix}")
+        for name, figure in conclusion.figures.items()
+        for suffix in (".png", ".pdf")
+    ]
     summary = {"study": outcome.study.name, "conclusion": outcome.study.conclusion, "sentences": conclusion.sentences}
     text = to_json(summary | conclusion.summary, indent=2)
     paths.append(write_bytes(folder / "summary.json", text.encode()))
@@ -62,16 +61,14 @@ def write(outcome: Outcome, conclusion: Conclusion) -> list[Path]:
 
 
 def markdown(outcome: Outcome, conclusion: Conclusion) -> str:
-    """A page about the study: what, pictures, tables, meaning."""
+    """Return a page about the study: description, sentences, figures, tables, failures."""
     study = outcome.study
     parts = [f"# {study.title or study.name}", study.about.strip(), *conclusion.sentences]
     parts += [f"![{name}]({name}.png)" for name in conclusion.figures]
     for title, table in conclusion.tables.items():
         rows = [list(table.columns), ["---"] * len(table.columns), *table.to_numpy().tolist()]
-        parts += [
-            f"## {title}",
-            "\n".join("| " + " | ".join(str(cell).replace("|", "\\|") for cell in row) + " |" for row in rows),
-        ]
+        lines = ["| " + " | ".join(str(cell).replace("|", "\\|") for cell in row) + " |" for row in rows]
+        parts += [f"## {title}", "\n".join(lines)]
     if outcome.failed:
-        parts += ["## Runs that failed", "\n".join(f"- {said}" for said in outcome.failed.values())]
+        parts += ["## Runs that failed", "\n".join(f"- {reason}" for reason in outcome.failed.values())]
     return "\n\n".join(part for part in parts if part) + "\n"

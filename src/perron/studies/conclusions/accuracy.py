@@ -2,49 +2,59 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from perron import plots
-from perron.plots import Line
-from perron.studies.conclusions.base import (
-    METRIC,
-    OPTIONS,
-    Conclusion,
-    Table,
-    contenders,
-    panel_title,
-    spoken,
-    strings,
-    variants,
-)
-from perron.studies.runner import Outcome
+from perron.plots import Chart, Line, Panel
+from perron.studies.conclusions import text
+from perron.studies.conclusions.base import METRIC, Conclusion, Row, Table, by_algorithm, variant_of, variants
 from perron.studies.statistics import best_time, series
+
+if TYPE_CHECKING:
+    from perron.studies.runner import Outcome
+    from perron.studies.spec import Study
+
+
+def comparable(study: Study) -> str | None:
+    """Require runs of one node, on the function that all nodes together have."""
+    if any(1 not in counts for counts in study.nodes.values()):
+        return "a run with one node on each topology, to compare with: add 1 to nodes"
+    same = (study.problem.get("same_hessian"), study.problem.get("heterogeneity")) == (True, 0)
+    if study.problem["kind"] == "quadratic" and not same:
+        return "the same function for every number of nodes: set same_hessian = true and heterogeneity = 0"
+    return None
 
 
 def time_to_accuracy(outcome: Outcome) -> Conclusion:
     """Steps until the mean over trials stays below an accuracy, with the best step of the grid: T(1) / T(n)."""
-    found, rows = Conclusion(), []
-    content: dict[str, dict[str, list[dict[str, Any]]]] = {}
+    rows: list[Row] = []
+    panels: dict[str, dict[str, list[Row]]] = {}
     for variant, part in variants(outcome.table, but=("algorithm", "weights", "lr_setting")):
         for topology, same in part.groupby("topology", sort=False):
-            for label, _, own in contenders(same):
-                for row in _rows(own, outcome.study.accuracies):
-                    row = variant | {"topology": topology, "algorithm": label} | row  # noqa: PLW2901
+            for label, _, own in by_algorithm(same):
+                for times in _times(own, outcome.study.accuracies):
+                    row = variant | {"topology": topology, "algorithm": label} | times
+                    title = text.panel_title(variant, text.readable(topology), f"accuracy {row['accuracy']:g}")
+                    panels.setdefault(title, {}).setdefault(label, []).append(row)
                     rows.append(row)
-                    panel = panel_title(variant, spoken(topology), f"accuracy {row['accuracy']:g}")
-                    content.setdefault(panel, {}).setdefault(label, []).append(row)
-    found.tables["Time to accuracy"] = _times_table(rows)
-    found.tables["Speedup at the largest n"] = _speedups_table(rows)
-    found.summary["times"] = rows
-    found.figures["speedup"] = _speedup_figure(content, len(outcome.study.accuracies))
-    found.sentences = _times_sentences(rows)
-    return found
+    chart = Chart(
+        panels=[_panel(title, algorithms) for title, algorithms in panels.items()],
+        title="Speedup: how many times fewer steps n nodes need to an accuracy",
+        about="T(1) / T(n), each with the best learning rate of the grid; bars are 95 % intervals. Dashed: linear speedup. "
+        "A point is missing where the accuracy was not reached.",
+        x="nodes n", y="speedup T(1) / T(n)", log_x=True, marks="points", nested=True, columns=len(outcome.study.accuracies),
+    )  # fmt: skip
+    return Conclusion(
+        tables={"Time to accuracy": _times_table(rows), "Speedup at the largest n": _speedups_table(rows)},
+        sentences=_sentences(rows),
+        figures={"speedup": chart},
+        summary={"times": rows},
+    )
 
 
-def _rows(table: Table, accuracies: list[float]) -> list[dict[str, Any]]:
-    """The times of one algorithm on one topology."""
+def _times(table: Table, accuracies: list[float]) -> list[Row]:
+    """Return the times of one algorithm on one topology."""
     grids = {
         int(n): {float(run.effective_step.iloc[0]): series(run, METRIC) for _, run in same.groupby("run", sort=False)}
         for n, same in table.groupby("nodes")
@@ -63,45 +73,36 @@ def _rows(table: Table, accuracies: list[float]) -> list[dict[str, Any]]:
     return rows
 
 
-def _speedup_figure(content: dict[str, dict[str, list[dict[str, Any]]]], columns: int) -> Any:
-    shown: dict[str, list[Line]] = {}
-    for panel, algorithms in content.items():
-        lines = []
-        for label, rows in algorithms.items():
-            n, ratio, low, high = (
-                np.array([row[key] for row in rows], float) for key in ("nodes", "speedup", "low", "high")
-            )
-            known = np.isfinite(high - low)
-            lines.append(Line(label, n, ratio, np.where(known, np.where(known, high - low, 0) / 4, 0)))
-        ideal = np.unique(np.concatenate([line.x for line in lines]))
-        shown[panel] = [*lines, Line("ideal: n", ideal, ideal, guide=True)]
-    return plots.panels(shown, x="nodes", y="speedup T(1) / T(n)", log_x=True, points=True, columns=columns)
+def _panel(title: str, algorithms: dict[str, list[Row]]) -> Panel:
+    lines = []
+    for label, rows in algorithms.items():
+        n, *ratio = np.array([[row[key] for row in rows] for key in ("nodes", "speedup", "low", "high")], float)
+        lines.append(Line(label, n, *ratio))
+    n = np.unique(np.concatenate([line.x for line in lines]))
+    return Panel(title, [*lines, Line("ideal: n", n, n, guide=True)])
 
 
-def _ratio(row: dict[str, Any], digits: str) -> str:
-    """A speedup with its interval."""
+def _ratio(row: Row, digits: str) -> str:
+    """Return a speedup with its interval."""
     if not np.isfinite(row["speedup"]):
         return ""
     high = f"{row['high']:{digits}}" if np.isfinite(row["high"]) else "unknown"
     return f"{row['speedup']:{digits}} [{row['low']:{digits}}, {high}]"
 
 
-def _own(row: dict[str, Any]) -> dict[str, str]:
-    """What sets a row's variant apart, as cells."""
-    return {
-        spoken(key): spoken(str(row[key])) for key in row if key in ("seed", "network_seed") or key.startswith(OPTIONS)
-    }
+def _identity(row: Row) -> dict[str, str]:
+    variant = variant_of(row, but="algorithm") | {"topology": row["topology"]}
+    return {text.readable(key): text.readable(str(value)) for key, value in variant.items()}
 
 
-def _times_table(rows: list[dict[str, Any]]) -> Table:
-    shown = []
+def _times_table(rows: list[Row]) -> Table:
+    cells = []
     for row in rows:
         reached = np.isfinite(row["steps"])
         edge = " (edge of the grid)" if row["at_edge"] else ""
-        shown.append(
-            _own(row)
+        cells.append(
+            _identity(row)
             | {
-                "topology": spoken(row["topology"]),
                 "algorithm": row["algorithm"],
                 "accuracy": f"{row['accuracy']:g}",
                 "nodes": str(row["nodes"]),
@@ -111,41 +112,35 @@ def _times_table(rows: list[dict[str, Any]]) -> Table:
                 "ideal": str(row["nodes"]),
             }
         )
-    return strings(shown)
+    return text.table(cells)
 
 
-def _speedups_table(rows: list[dict[str, Any]]) -> Table:
-    shown: dict[str, dict[str, str]] = {}
+def _speedups_table(rows: list[Row]) -> Table:
+    cells: dict[str, dict[str, str]] = {}
     for row in rows:
         if row["largest"]:
-            first = _own(row) | {
-                "topology": spoken(row["topology"]),
-                "nodes": str(row["nodes"]),
-                "T(1) / T(n)": row["algorithm"],
-            }
-            cell = _ratio(row, ".1f") or ("not reached" if not np.isfinite(row["steps"]) else "not reached by one node")
-            shown.setdefault(str(first), first)[f"accuracy {row['accuracy']:g}"] = cell
-    return strings(list(shown.values()))
+            first = _identity(row) | {"nodes": str(row["nodes"]), "T(1) / T(n)": row["algorithm"]}
+            missing = "not reached by one node" if np.isfinite(row["steps"]) else "not reached"
+            cells.setdefault(str(first), first)[f"accuracy {row['accuracy']:g}"] = _ratio(row, ".1f") or missing
+    return text.table(list(cells.values()))
 
 
-def _times_sentences(rows: list[dict[str, Any]]) -> list[str]:
-    said = []
+def _sentences(rows: list[Row]) -> list[str]:
+    sentences = []
     for topology in dict.fromkeys(row["topology"] for row in rows):
+        where = f"On {text.readable(topology)}"
         measured = [
             row for row in rows if row["topology"] == topology and row["largest"] and np.isfinite(row["speedup"])
         ]
         if not measured:
-            said.append(
-                f"On {spoken(topology)} no accuracy was reached with one node and with the most: choose larger ones."
-            )
+            sentences.append(f"{where} no accuracy was reached with one node and with the most: choose larger ones.")
             continue
-        finest = min(row["accuracy"] for row in measured)
+        finest, n = min(row["accuracy"] for row in measured), measured[0]["nodes"]
         each = ", ".join(f"{row['algorithm']} {row['speedup']:.1f}" for row in measured if row["accuracy"] == finest)
-        said.append(
-            f"On {spoken(topology)}, {measured[0]['nodes']} nodes need so many times fewer steps than one to the accuracy "
-            f"{finest:g}: {each} (ideal: {measured[0]['nodes']})."
+        sentences.append(
+            f"{where}, the speedup T(1) / T(n) of {n} nodes to the accuracy {finest:g}: {each} (ideal: {n})."
         )
     return [
-        *said,
-        "The step is the best of the grid for each algorithm and node count; intervals come from drawing the trials anew.",
+        *sentences,
+        "The step is the best of the grid for each algorithm and node count; intervals come from resampling the trials.",
     ]

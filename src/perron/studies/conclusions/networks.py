@@ -2,60 +2,55 @@
 
 from __future__ import annotations
 
-from perron import plots
+from typing import TYPE_CHECKING
+
 from perron.networks.graph import Graph
-from perron.studies.conclusions.base import (
-    Conclusion,
-    file_name,
-    spoken,
-    strings,
-)
-from perron.studies.run import Run
-from perron.studies.runner import Outcome
+from perron.plots import Drawing, Picture
+from perron.studies.conclusions import text
+from perron.studies.conclusions.base import Conclusion
+
+if TYPE_CHECKING:
+    from perron.studies.run import Run
+    from perron.studies.runner import Outcome
+
+COLUMNS = ("topology", "nodes", "weights", "c", "s_A", "s_B")
 
 
 def networks(outcome: Outcome) -> Conclusion:
     """The topologies drawn, with the numbers that decide how they mix."""
-    found = Conclusion()
     first = outcome.table.drop_duplicates("run")
-    rows = [
-        {
-            "topology": row.topology,
-            "nodes": int(row.nodes),
-            "weights": row.weights,
-            "c": row.c,
-            "s_A": row.s_A,
-            "s_B": row.s_B,
-        }
-        for row in first.itertuples()
+    rows = first[list(COLUMNS)].to_dict("records")
+    cells = [
+        {key: f"{value:.3g}" if isinstance(value, float) else text.readable(str(value)) for key, value in row.items()}
+        for row in rows
     ]
-    found.tables["Networks"] = strings(
-        [
-            {key: f"{value:.3g}" if isinstance(value, float) else spoken(str(value)) for key, value in row.items()}
-            for row in rows
-        ]
-    )
-    found.summary["networks"] = rows
-    runs = [run for run in outcome.study.runs if run.key in set(first.run)]  # what could be built
-    for weights in dict.fromkeys(run.weights for run in runs):
-        drawn: dict[str, Graph] = {}
-        for run in runs:
-            if run.weights == weights and run.nodes == _drawn_at(runs, run.topology, weights):
-                title, graph = f"{spoken(run.columns['topology'])}, n = {run.nodes}", run.graph()
-                several = {f"{title}, step {i}": one for i, one in enumerate(graph)} if isinstance(graph, tuple) else {}
-                drawn |= several or {title: graph}  # type: ignore[dict-item]
-        name = file_name("topologies", {"weights": weights} if len({run.weights for run in runs}) > 1 else {})
-        found.figures[name] = lambda path, drawn=drawn: plots.draw_all(drawn, path)
+    runs = [run for run in outcome.study.runs if run.key in set(first.run)]  # those whose networks could be built
     slow = max(rows, key=lambda row: row["s_A"])
-    found.sentences = [
-        "An arrow from j to i means that node i hears node j; links that go both ways are plain lines. s_A adds up all "
-        f"disagreement that a network leaves behind; the slowest here is {spoken(slow['topology'])} at n={slow['nodes']} with "
-        f"s_A = {slow['s_A']:.3g}."
-    ]
-    return found
+    return Conclusion(
+        tables={"Networks": text.table(cells)},
+        sentences=[
+            "An arrow from j to i means that node i hears node j; links that go both ways are plain lines. s_A adds up all "
+            f"disagreement that a network leaves behind; the slowest here is {text.readable(slow['topology'])} at "
+            f"n={slow['nodes']} with s_A = {slow['s_A']:.3g}."
+        ],
+        figures=_drawings(runs),
+        summary={"networks": rows},
+    )
 
 
-def _drawn_at(runs: list[Run], topology: str, weights: str) -> int:
-    """16 nodes, as in the paper's figure, or the nearest there is."""
-    counts = {run.nodes for run in runs if (run.topology, run.weights) == (topology, weights)}
-    return min(counts, key=lambda n: abs(n - 16))
+def _drawings(runs: list[Run]) -> dict[str, Picture]:
+    """Return a figure for each weight rule: every topology with 16 nodes, as in the paper, or the nearest number."""
+    figures: dict[str, Picture] = {}
+    rules = dict.fromkeys(run.weights for run in runs)
+    for weights in rules:
+        graphs: dict[str, Graph] = {}
+        own = [run for run in runs if run.weights == weights]
+        for topology in dict.fromkeys(run.topology for run in own):
+            sizes = {run.nodes for run in own if run.topology == topology}
+            nodes = min(sizes, key=lambda n: abs(n - 16))
+            for run in (run for run in own if (run.topology, run.nodes) == (topology, nodes)):
+                title, graph = f"{text.readable(run.columns['topology'])}, n = {nodes}", run.graph()
+                steps = {f"{title}, step {i}": one for i, one in enumerate(graph)} if isinstance(graph, tuple) else {}
+                graphs |= {title: graph} if isinstance(graph, Graph) else steps
+        figures[text.file_name("topologies", {"weights": weights} if len(rules) > 1 else {})] = Drawing(graphs)
+    return figures

@@ -2,189 +2,169 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from perron import plots
-from perron.plots import Line
-from perron.studies.conclusions.base import (
-    METRIC,
-    OPTIONS,
-    SQUARED_NORM,
-    VARYING,
-    Conclusion,
-    Table,
-    curve,
-    file_name,
-    spoken,
-    strings,
-    told,
-    variants,
-    with_error,
-)  # fmt: skip
-from perron.studies.runner import Outcome
-from perron.studies.statistics import Level, level, power_law, series
+from perron._typing import FloatArray
+from perron.plots import Chart, Line, Panel
+from perron.studies.conclusions import text
+from perron.studies.conclusions.base import METRIC, SQUARED_NORM, Conclusion, Row, Table, curve, variant_of, variants
+from perron.studies.statistics import Fit, level, power_law, series
+
+if TYPE_CHECKING:
+    from perron.studies.runner import Outcome
 
 CLOSE = 0.1  # a slope this near -1 is called linear ...
 COARSE = 0.2  # ... unless its interval is wider than this on either side
+ABOUT = (
+    "Dots: measured level divided by c, with two standard errors (none for a single trial). Line, where there is a fit: the "
+    "fitted power law level/c ~ n^slope, shaded between the ends of the slope's 95 % interval. Slope -1 is linear speedup: n "
+    "nodes settle n times lower. Dashed: the floor that theory predicts from the network and the noise; it is not fitted."
+)
 
 
 def speedup(outcome: Outcome) -> Conclusion:
     """Stationary levels against the number of nodes, beside those that theory predicts."""
-    found, levels, slopes, floors = Conclusion(), [], [], {}
+    found, levels, slopes, panels = Conclusion(), [], [], []
     for variant, part in variants(outcome.table):
-        curves: dict[str, list[Line]] = {}
-        dots = []
+        curves = []
         for topology, same in part.groupby("topology", sort=False):
-            measured = [_measured(run) for _, run in same.groupby("nodes", sort=True)]
-            curves[spoken(topology)] = [curve(one.run, f"n = {one.nodes}", floor=one.predicted) for one in measured]
-            levels += [_level_row(variant, topology, one) for one in measured]
-            slopes.append(_slope_row(variant, topology, measured))
-            dots.append(_dots(spoken(topology), measured))
-        found.figures[file_name("curves", variant)] = plots.panels(
-            curves, x="step", y=SQUARED_NORM, legend="nodes (dashed: predicted floor)"
+            runs = [run for _, run in same.groupby("nodes", sort=True)]
+            rows = [variant | {"topology": topology} | _level_row(run) for run in runs]
+            trials = int(same.trials.iloc[0])
+            fits = {"level": _fit(rows, trials), "level/c": _fit(rows, trials, scaled=True)}
+            lines = [curve(run, f"n = {row['nodes']}", row["predicted"]) for run, row in zip(runs, rows, strict=True)]
+            curves.append(Panel(text.readable(topology), lines))
+            panels.append(_panel(text.panel_title(variant, text.readable(topology)), rows, fits["level/c"]))
+            slopes.append(variant | {"topology": topology} | _slope_row(rows, fits))
+            levels += rows
+        found.figures[text.file_name("curves", variant)] = Chart(
+            panels=curves, x="step", y=SQUARED_NORM, legend="nodes (dashed: predicted floor)"
         )
-        floors[told(variant)] = [*dots, _predicted_line(part)]
-    found.figures["levels"] = plots.panels(floors, x="nodes", y=r"level / $c$", log_x=True, points=True, columns=2)
-    found.tables = {"Slopes": _frame(slopes), "Levels": _frame(levels)}
+    found.figures["levels"] = Chart(
+        panels=panels, title="Speedup: the level at which the curves settle, over the number of nodes", about=ABOUT,
+        x="nodes n", y="level / c", log_x=True, marks="dots",
+    )  # fmt: skip
+    found.tables = {
+        "Slopes": text.table([_slope_cells(row) for row in slopes]),
+        "Levels": text.table([_level_cells(row) for row in levels]),
+    }
     found.summary = {"slopes": slopes, "levels": levels}
-    found.sentences = _speedup_sentences(slopes, levels)
+    found.sentences = _sentences(slopes, levels)
     return found
 
 
-@dataclass(frozen=True)
-class _Measured:
-    """The level of a run with what theory says of it.
+def _level_row(run: Table) -> Row:
+    """Return the level of a run with the one that theory predicts.
 
     c is the effective step over the lr that the study names: n pi_A^T pi_B for Push-Pull, 1 for push-only methods and centralized
     SGD, n for pull-only ones; and 1 for all if that lr is the effective step itself.
     """
-
-    run: Table
-    nodes: int
-    level: Level
-    c: float
-    predicted: float
-
-
-def _measured(run: Table) -> _Measured:
-    first = run.iloc[0]
-    return _Measured(run, int(first.nodes), level(*series(run, METRIC)), _scale(first), float(first.predicted))
-
-
-def _scale(row: Any) -> float:
-    return float(row.effective_step) / (1.0 if row.lr_setting == "default" else float(row.lr_setting))
-
-
-def _level_row(variant: dict[str, Any], topology: str, one: _Measured) -> dict[str, Any]:
-    found, predicted = one.level, one.predicted or np.nan
-    return variant | {
-        "topology": topology, "nodes": one.nodes, "c": one.c, "level": found.mean, "error": found.error,
-        "predicted": one.predicted, "ratio": found.mean / predicted, "ratio_error": found.error / predicted,
-        "since": found.since, "fall": found.fall, "fall_error": found.fall_error, "stationary": found.stationary,
-        "why": found.why,
+    first, found = run.iloc[0], level(*series(run, METRIC))
+    c = float(first.effective_step) / (1.0 if first.lr_setting == "default" else float(first.lr_setting))
+    predicted = float(first.predicted)
+    return {
+        "nodes": int(first.nodes), "c": c, "level": found.mean, "error": found.error, "predicted": predicted,
+        "ratio": found.mean / (predicted or np.nan), "ratio_error": found.error / (predicted or np.nan), "since": found.since,
+        "fall": found.fall, "fall_error": found.fall_error, "stationary": found.stationary, "why": found.why,
     }  # fmt: skip
 
 
-def _slope_row(variant: dict[str, Any], topology: str, measured: list[_Measured]) -> dict[str, Any]:
-    usable = [one for one in measured if np.isfinite(one.level.error) and one.level.mean > 0]
-    n, c = [one.nodes for one in usable], np.array([one.c for one in usable])
-    mean, error = (np.array([getattr(one.level, name) for one in usable]) for name in ("mean", "error"))
-    trials = min((len(one.level.each) for one in usable), default=None)
-    plain, scaled = power_law(n, mean, error, trials=trials), power_law(n, mean / c, error / c, trials=trials)
+def _array(rows: list[Row], name: str) -> FloatArray:
+    return np.array([row[name] for row in rows], float)
+
+
+def _fit(rows: list[Row], trials: int, *, scaled: bool = False) -> Fit:
+    usable = [row for row in rows if np.isfinite(row["error"]) and row["level"] > 0]
+    c = _array(usable, "c") if scaled else 1.0
+    return power_law(_array(usable, "nodes"), _array(usable, "level") / c, _array(usable, "error") / c, trials=trials)
+
+
+def _slope_row(rows: list[Row], fits: dict[str, Fit]) -> Row:
     reasons: dict[str, list[str]] = {}
-    for one in measured:
-        if not one.level.stationary:
-            reasons.setdefault(one.level.why, []).append(str(one.nodes))
-    width = scaled.high - scaled.slope
+    for row in rows:
+        if not row["stationary"]:
+            reasons.setdefault(row["why"], []).append(str(row["nodes"]))
+    slopes: Row = {"nodes": ", ".join(str(row["nodes"]) for row in rows)}
+    for name, fit in fits.items():
+        slopes |= {f"slope of {name}": fit.slope, f"{name} low": fit.low, f"{name} high": fit.high}
+    return slopes | {"stationary": not reasons, "reasons": list(reasons), "verdict": _verdict(fits["level/c"], reasons)}
+
+
+def _verdict(fit: Fit, reasons: dict[str, list[str]]) -> str:
     if reasons:
-        verdict = "cannot say: " + "; ".join(f"{why} at n={','.join(counts)}" for why, counts in reasons.items())
-    elif not np.isfinite(scaled.slope):
-        verdict = "needs two node counts"
-    elif abs(scaled.slope + 1) <= CLOSE and width <= COARSE:
-        verdict = "linear speedup"
-    elif scaled.low <= -1 <= scaled.high:
-        verdict = "linear speedup not excluded, but measured too coarsely"
-    else:
-        verdict = "no linear speedup"
-    row = variant | {"topology": topology, "nodes": ", ".join(str(one.nodes) for one in measured)}
-    for what, fit in (("level", plain), ("level/c", scaled)):
-        row |= {f"slope of {what}": fit.slope, f"{what} low": fit.low, f"{what} high": fit.high}
-    return row | {"stationary": not reasons, "reasons": list(reasons), "verdict": verdict}
+        return "cannot say: " + "; ".join(f"{why} at n={','.join(counts)}" for why, counts in reasons.items())
+    if not np.isfinite(fit.slope):
+        return "needs two node counts"
+    if abs(fit.slope + 1) <= CLOSE and fit.high - fit.slope <= COARSE:
+        return "linear speedup"
+    if fit.low <= -1 <= fit.high:
+        return "linear speedup not excluded, but measured too coarsely"
+    return "no linear speedup"
 
 
-def _speedup_sentences(slopes: list[dict[str, Any]], levels: list[dict[str, Any]]) -> list[str]:
-    said = []
+def _panel(title: str, rows: list[Row], fit: Fit) -> Panel:
+    """Return the levels with their fit and, where noise is known, the predicted floor."""
+    n, c = _array(rows, "nodes"), _array(rows, "c")
+    y, spread, floor = _array(rows, "level") / c, 2 * _array(rows, "error") / c, _array(rows, "predicted") / c
+    fitted, note = None, "no slope"
+    if np.isfinite(fit.slope):
+        ends = n[np.isfinite(spread) & (y > 0)][[0, -1]]
+        fitted = Line("", ends, fit.at(ends), fit.at(ends, fit.low), fit.at(ends, fit.high))
+        note = f"slope {fit.slope:.2f} [{fit.low:.2f}, {fit.high:.2f}]"
+    measured = Line(text.readable(rows[0]["topology"]), n, y, y - spread, y + spread, fit=fitted)
+    return Panel(title, [measured, Line("predicted floor", n[floor > 0], floor[floor > 0], guide=True)], note)
+
+
+def _sentences(slopes: list[Row], levels: list[Row]) -> list[str]:
+    sentences = []
     if linear := [row["slope of level/c"] for row in slopes if row["verdict"] == "linear speedup"]:
-        said.append(
+        sentences.append(
             f"On {len(linear)} of {len(slopes)} networks the noise floor falls as 1/n: with the same step, n nodes settle n "
             f"times lower (slopes of log(level/c) against log(n): {min(linear):.3f} to {max(linear):.3f}; -1 is linear speedup)."
         )
     if settled := [row for row in levels if row["stationary"] and np.isfinite(row["ratio"])]:
         worst = max(settled, key=lambda row: abs(row["ratio"] - 1))
         typical = float(np.median([abs(row["ratio"] - 1) for row in settled]))
-        where = f"{spoken(worst['topology'])} at n={worst['nodes']}{_in(worst)}"
-        said.append(
+        variant = text.describe(variant_of(worst))
+        where = f"{text.readable(worst['topology'])} at n={worst['nodes']}" + (f" ({variant})" if variant else "")
+        sentences.append(
             f"Levels lie within {typical:.1%} (median) of the predicted c lr tr(H Sigma) / (2n); farthest from it is {where} "
-            f"with {with_error(worst['ratio'], worst['ratio_error'], '.3f')} times it."
+            f"with {text.with_error(worst['ratio'], worst['ratio_error'], '.3f')} times it."
         )
     if moving := [row for row in slopes if not row["stationary"]]:
         reasons = ", ".join(dict.fromkeys(why for row in moving for why in row["reasons"]))
         apparent = [row["slope of level"] for row in moving if np.isfinite(row["slope of level"])]
-        fake = (
-            f" Apparent slopes of {min(apparent):.2f} to {max(apparent):.2f} there say nothing about noise."
-            if apparent
-            else ""
+        sentence = f"On {len(moving)} of {len(slopes)} networks no speedup is claimed ({reasons})."
+        if apparent:
+            sentence += f" Apparent slopes of {min(apparent):.2f} to {max(apparent):.2f} there say nothing about noise."
+        sentences.append(sentence)
+    return sentences
+
+
+def _identity(row: Row) -> dict[str, str]:
+    names = [*variant_of(row), "topology", "nodes"]
+    return {text.readable(name): text.readable(str(row[name])) for name in names}
+
+
+def _slope_cells(row: Row) -> dict[str, str]:
+    cells = {
+        f"slope of {name}": text.with_error(
+            row[f"slope of {name}"], row[f"{name} high"] - row[f"slope of {name}"], ".3f"
         )
-        said.append(f"On {len(moving)} of {len(slopes)} networks no speedup is claimed ({reasons}).{fake}")
-    return said
+        for name in ("level", "level/c")
+    }
+    return _identity(row) | cells | {"verdict": row["verdict"]}
 
 
-def _dots(label: str, measured: list[_Measured]) -> Line:
-    n = np.array([float(one.nodes) for one in measured])
-    c = np.array([one.c for one in measured])
-    mean, error = (np.array([getattr(one.level, name) for one in measured]) for name in ("mean", "error"))
-    return Line(label, n, mean / c, np.nan_to_num(error / c))
-
-
-def _predicted_line(table: Table) -> Line:
-    first = table.drop_duplicates("nodes").sort_values("nodes")
-    values = [row.predicted / _scale(row) or np.nan for row in first.itertuples()]
-    return Line("predicted", first.nodes.to_numpy(float), np.array(values), guide=True)
-
-
-def _frame(rows: list[dict[str, Any]]) -> Table:
-    """Rows of numbers as cells to print: a value and its error or interval in one."""
-    shown = []
-    for row in rows:
-        cells: dict[str, str] = {}
-        for key, value in row.items():
-            if key in ("error", "ratio_error", "fall_error", "since", "why", "reasons") or key.endswith(
-                (" low", " high")
-            ):
-                continue
-            if key == "level":
-                cells[key] = with_error(value, row["error"])
-            elif key == "ratio":
-                near = with_error(value, row["ratio_error"], ".3f")
-                cells["level / predicted"] = near if not value >= 100 else f"{value:,.0f}"
-            elif key == "fall":
-                error = f" ± {row['fall_error']:.0%}" if np.isfinite(row["fall_error"]) else ""
-                cells["fall"] = f"{value:+.0%}{error}" if np.isfinite(value) else ""
-            elif key == "stationary" and "why" in row:
-                cells[key] = f"since step {row['since']:,}" if value else f"no: {row['why']}"
-            elif key == "stationary":
-                continue
-            elif key.startswith("slope of "):
-                cells[key] = with_error(value, row[f"{key.removeprefix('slope of ')} high"] - value, ".3f")
-            else:
-                cells[spoken(key)] = spoken(value) if isinstance(value, str) else f"{value:.4g}"
-        shown.append(cells)
-    return strings(shown)
-
-
-def _in(row: dict[str, Any]) -> str:
-    own = {key: row[key] for key in row if key in VARYING or key.startswith(OPTIONS)}
-    return f" ({told(own)})" if own else ""
+def _level_cells(row: Row) -> dict[str, str]:
+    ratio, fall, error = row["ratio"], row["fall"], row["fall_error"]
+    return _identity(row) | {
+        "c": f"{row['c']:.4g}",
+        "level": text.with_error(row["level"], row["error"]),
+        "predicted": text.with_error(row["predicted"], np.nan, ".4g"),
+        "level / predicted": f"{ratio:,.0f}" if ratio >= 100 else text.with_error(ratio, row["ratio_error"], ".3f"),
+        "fall": (f"{fall:+.0%}" if np.isfinite(fall) else "") + (f" ± {error:.0%}" if np.isfinite(error) else ""),
+        "stationary": f"since step {row['since']:,}" if row["stationary"] else f"no: {row['why']}",
+    }

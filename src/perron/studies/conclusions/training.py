@@ -2,44 +2,31 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from perron import plots
-from perron.data import datasets as data
-from perron.data import partition
+from perron.data import datasets, partition
 from perron.errors import PerronError
-from perron.plots import Line
-from perron.studies.conclusions.base import (
-    Conclusion,
-    Table,
-    contenders,
-    curve,
-    file_name,
-    nested,
-    panel_title,
-    spoken,
-    strings,
-    told,
-    variants,
-    with_error,
-)  # fmt: skip
-from perron.studies.run import Run
-from perron.studies.runner import Outcome
+from perron.plots import Chart, HeatMaps, Line, Panel
+from perron.studies.conclusions import text
+from perron.studies.conclusions.base import Conclusion, Row, Table, by_algorithm, curve, standard_error, variants
 from perron.studies.statistics import series, time_to
 
-LOSS, RIGHT = "loss_mean", "test_accuracy"
-AXES = {  # what is drawn of the averaged model, if it was measured
+if TYPE_CHECKING:
+    from perron.studies.run import Run
+    from perron.studies.runner import Outcome
+
+LOSS, ACCURACY = "loss_mean", "test_accuracy"
+AXES = {  # metrics of the averaged model that are drawn, if they were measured
     LOSS: ("loss", "training loss"),
-    RIGHT: ("accuracy", "test accuracy"),
+    ACCURACY: ("accuracy", "test accuracy"),
     "grad_norm_batch": ("batch-gradient", r"$\|\bar g\|/\sqrt{P}$ (mostly noise)"),
 }
 COLUMNS = {  # of the table, if they were measured
     LOSS: "training loss",
     "test_loss": "test loss",
-    RIGHT: "accuracy",
+    ACCURACY: "accuracy",
     "test_accuracy_weighted": "of x-hat",
     "test_accuracy_local": "of nodes, mean",
     "test_accuracy_worst": "of nodes, worst",
@@ -48,167 +35,174 @@ COLUMNS = {  # of the table, if they were measured
 
 
 def training(outcome: Outcome) -> Conclusion:
-    """Curves of networks that are trained, what they end with, and the steps they take to a training loss."""
+    """Curves of networks that are trained, their last values, and the steps they take to a training loss."""
     found, rows, times = Conclusion(), [], []
-    for metric, (name, title) in AXES.items():
-        if metric in outcome.table:
-            content = {
-                panel: _drawn([curve(run, label, metric=metric) for label, run in lines])
-                for panel, lines in _panels(outcome.table).items()
-            }
-            shares = metric == RIGHT
-            found.figures[name] = plots.panels(content, x="step", y=title, shares=shares)
     for variant, part in variants(outcome.table, but=("algorithm", "weights")):
         for topology, same in part.groupby("topology", sort=False):
             baseline: dict[str, dict[float, float]] = {}
             for n, those in same.groupby("nodes", sort=True):
-                for label, _, run in contenders(those):
-                    own = {"variant": told(variant), "topology": topology, "nodes": int(n), "algorithm": label}
-                    rows.append(own | _ends(run))
+                for label, _, run in by_algorithm(those):
+                    row = {"variant": text.describe(variant), "topology": topology, "nodes": int(n), "algorithm": label}
+                    rows.append(row | _last_values(run))
                     if LOSS in run:
                         steps = _times(run, outcome.study.losses)
                         first = label not in baseline
                         fewest = baseline.setdefault(label, steps)
                         times += [
-                            own | {"loss": loss, "steps": when, "first": first, "faster": _ratio(fewest[loss], when)}
+                            row | {"loss": loss, "steps": when, "first": first, "faster": _ratio(fewest[loss], when)}
                             for loss, when in steps.items()
                         ]
     found.summary = {"ends": rows, "times": times}
-    found.tables[f"After {_steps(outcome.table)} steps"] = strings([_cells(row) for row in rows])
+    lengths = sorted(set(outcome.table.groupby("run").step.max()))
+    count = f"{lengths[0]:,}" if len(lengths) == 1 else f"{lengths[0]:,} to {lengths[-1]:,}"
+    found.tables[f"After {count} steps"] = text.table([_cells(row) for row in rows])
     if any(np.isfinite(row["steps"]) for row in times):
         found.tables["Steps to a training loss"] = _time_table(times)
     found.sentences = _sentences(rows, trials=int(outcome.table.trials.max()))
-    _draw_partition(outcome, found)
+    found.figures |= _curves(outcome.table) | _last_charts(rows)
+    _add_partition(outcome, found)
     return found
 
 
-def _panels(table: Table) -> dict[str, list[tuple[str, Table]]]:
-    """For each panel, the runs it shows, by label: number of nodes or algorithm, whichever varies."""
-    found: dict[str, list[tuple[str, Table]]] = {}
+def _curves(table: Table) -> dict[str, Chart]:
+    """Return a chart of each metric, whose lines are node counts, or algorithms if there are several."""
+    panels: dict[str, list[tuple[str, Table]]] = {}
+    several = table.groupby(["algorithm", "weights"]).ngroups > 1
     for variant, part in variants(table, but=("algorithm", "weights")):
-        several = part.groupby(["algorithm", "weights"]).ngroups > 1
         for (topology, n), same in part.groupby(["topology", "nodes"], sort=False):
-            title = [spoken(topology)] + ([f"n = {n}"] if several else [])
-            lines = found.setdefault(panel_title(variant, *title), [])
-            lines += [(label if several else f"n = {n}", run) for label, _, run in contenders(same)]
-    return found
+            title = text.panel_title(variant, text.readable(topology), f"n = {n}" if several else "")
+            runs = [(label if several else f"n = {n}", run) for label, _, run in by_algorithm(same)]
+            panels.setdefault(title, []).extend(runs)
+    charts = {}
+    for metric, (name, y) in AXES.items():
+        if metric in table:
+            drawn = [
+                Panel(title, [curve(run, label, metric=metric) for label, run in runs])
+                for title, runs in panels.items()
+            ]
+            share = metric == ACCURACY
+            charts[name] = Chart(panels=drawn, x="step", y=y, nested=several, log_y=not share, share=share)
+    return charts
 
 
-def _drawn(lines: list[Line]) -> list[Line]:
-    """Without what has no value, as at the start; algorithms, which often coincide, from thick to thin."""
-    found = []
-    for line in lines:
-        known = np.isfinite(line.y)
-        error = None if line.error is None else line.error[known]
-        found.append(replace(line, x=line.x[known], y=line.y[known], error=error, width=1.4))
-    return found if all(line.label.startswith("n = ") for line in found) else nested(found)
+def _last_charts(rows: list[Row]) -> dict[str, Chart]:
+    """Return the last values over the number of nodes, if there are several."""
+    if len({row["nodes"] for row in rows}) < 2:
+        return {}
+    several, charts = len({row["algorithm"] for row in rows}) > 1, {}
+
+    def label(row: Row) -> str:
+        algorithm = row["algorithm"] if several else ""
+        return ", ".join(filter(None, (text.readable(row["topology"]), algorithm, row["variant"])))
+
+    for metric in (LOSS, ACCURACY):
+        known = [row for row in rows if np.isfinite(row.get(metric, np.nan))]
+        lines = []
+        for name in dict.fromkeys(map(label, known)):
+            own = [row for row in known if label(row) == name]
+            n, y, error = np.array([(row["nodes"], row[metric], row[f"{metric}_error"]) for row in own], float).T
+            lines.append(Line(name, n, y, y - 2 * error, y + 2 * error))
+        if lines:
+            name, title = AXES[metric]
+            share = metric == ACCURACY
+            charts[f"{name}-by-nodes"] = Chart(
+                panels=[Panel("", lines)],
+                title=f"{title.capitalize()} of the averaged model at the end, over the number of nodes",
+                about="Bars are two standard errors over trials, where there are several.",
+                x="nodes n", y=title, log_x=True, log_y=not share, marks="points", share=share,
+            )  # fmt: skip
+    return charts
 
 
-def _ends(run: Table) -> dict[str, Any]:
-    """The last record of a run: means over trials, with their errors."""
-    row: dict[str, Any] = {"lr": float(run.lr.iloc[0])}
+def _last_values(run: Table) -> Row:
+    """Return the last record of a run: means over trials, with their errors."""
+    row: Row = {"lr": float(run.lr.iloc[0])}
     for metric in COLUMNS:
         if metric in run:
             last = series(run, metric)[1][-1]
-            error = float(last.std(ddof=1)) / np.sqrt(len(last)) if len(last) > 1 else np.nan
-            row |= {metric: float(last.mean()), f"{metric}_error": error}
+            row |= {metric: float(last.mean()), f"{metric}_error": standard_error(last)}
     return row
 
 
 def _times(run: Table, losses: list[float]) -> dict[float, float]:
-    """Steps until the loss, averaged over trials, stays below each of the given ones."""
+    """Return the steps until the loss, averaged over trials, stays below each of the given ones."""
     steps, values = series(run, LOSS)
     mean = values.mean(axis=1)
     return {loss: float(time_to(steps, mean, loss)) for loss in losses}
 
 
 def _ratio(few: float, many: float) -> float:
-    """How many times fewer steps; nan where one of them never gets there, or is there from the start."""
+    """Return how many times fewer steps; nan where a loss is never reached, or from the start."""
     return few / many if np.isfinite(few) and np.isfinite(many) and many else np.nan
 
 
-def _steps(table: Table) -> str:
-    many = sorted(set(table.groupby("run").step.max()))
-    return f"{many[0]:,}" if len(many) == 1 else f"{many[0]:,} to {many[-1]:,}"
-
-
-def _cells(row: dict[str, Any]) -> dict[str, str]:
-    cells = ({"variant": row["variant"]} if row["variant"] else {}) | {
-        "topology": spoken(row["topology"]),
-        "nodes": str(row["nodes"]),
-        "algorithm": row["algorithm"],
-        "lr": f"{row['lr']:.3g}",
-    }
+def _cells(row: Row) -> dict[str, str]:
+    cells = text.identity(row) | {"lr": f"{row['lr']:.3g}"}
     for metric, title in COLUMNS.items():
         if metric in row:
             value, error = row[metric], row[f"{metric}_error"]
             share = "accuracy" in metric
-            text = with_error(100 * value, 100 * error, ".2f") if share else with_error(value, error, ".3g")
-            cells[title] = f"{text} %" if share and text else text
+            cell = text.with_error(100 * value, 100 * error, ".2f") if share else text.with_error(value, error, ".3g")
+            cells[title] = f"{cell} %" if share and cell else cell
     return cells
 
 
-def _time_table(times: list[dict[str, Any]]) -> Table:
-    """A row for each run, a column for each loss that somebody reached; how many times faster than the fewest nodes."""
+def _time_table(times: list[Row]) -> Table:
+    """Return a row for each run, with a column for each loss that some run reached."""
     reached = {row["loss"] for row in times if np.isfinite(row["steps"])}
-    found: dict[tuple[str, str, str, int], dict[str, str]] = {}
+    cells: dict[str, dict[str, str]] = {}
     for row in times:
-        own = {"variant": row["variant"]} if row["variant"] else {}
-        own |= {"topology": spoken(row["topology"]), "algorithm": row["algorithm"], "nodes": str(row["nodes"])}
-        cells = found.setdefault((row["variant"], row["topology"], row["algorithm"], row["nodes"]), own)
+        own = cells.setdefault(str(text.identity(row)), text.identity(row))
         if row["loss"] in reached:
             faster = f" ({row['faster']:.2f}x)" if np.isfinite(row["faster"]) and not row["first"] else ""
-            steps = f"{row['steps']:,.0f}" if np.isfinite(row["steps"]) else "not reached"
-            cells[f"{row['loss']:g}"] = f"{steps}{faster}"
-    return strings(list(found.values()))
+            own[f"{row['loss']:g}"] = f"{row['steps']:,.0f}{faster}" if np.isfinite(row["steps"]) else "not reached"
+    return text.table(list(cells.values()))
 
 
-def _sentences(rows: list[dict[str, Any]], *, trials: int) -> list[str]:
-    said = []
-    finite = [row for row in rows if np.isfinite(row.get(RIGHT, np.nan))]
-    if finite:
-        best = max(finite, key=lambda row: float(row[RIGHT]))
-        said.append(
-            f"Best: {best['algorithm']} with n = {best['nodes']} on {spoken(best['topology'])}, whose averaged model gets "
-            f"{best[RIGHT]:.2%} of the test set right."
+def _sentences(rows: list[Row], *, trials: int) -> list[str]:
+    sentences = []
+    if finite := [row for row in rows if np.isfinite(row.get(ACCURACY, np.nan))]:
+        best = max(finite, key=lambda row: float(row[ACCURACY]))
+        sentences.append(
+            f"Best: {best['algorithm']} with n = {best['nodes']} on {text.readable(best['topology'])}, whose averaged model gets "
+            f"{best[ACCURACY]:.2%} of the test set right."
         )
     lower = []
     for key in dict.fromkeys((row["variant"], row["topology"], row["algorithm"]) for row in rows):
         own = [row for row in rows if (row["variant"], row["topology"], row["algorithm"]) == key]
         few, many = own[0], own[-1]
         if few["nodes"] < many["nodes"] and np.isfinite(few.get(LOSS, np.nan) * many.get(LOSS, np.nan)):
-            where = ", ".join(spoken(part) for part in key[:2] if part)
+            where = ", ".join(text.readable(part) for part in key[:2] if part)
             lower.append(f"{where} {many[LOSS] / few[LOSS]:.2f} (n = {many['nodes']} to {few['nodes']})")
     if lower:
-        said.append(
-            f"The training loss of the most nodes at the end, relative to that of the fewest: {'; '.join(lower)}."
-        )
+        relative = "The training loss of the most nodes at the end, relative to that of the fewest"
+        sentences.append(f"{relative}: {'; '.join(lower)}.")
     if failed := [row for row in rows if not np.isfinite(row.get(LOSS, 0.0))]:
-        where = ", ".join(f"{row['algorithm']} on {spoken(row['topology'])}({row['nodes']})" for row in failed)
-        said.append(f"Diverged with this step: {where}.")
-    one = "a single run each, without error bars" if trials == 1 else f"means over {trials} runs each"
-    return [*said, f"Curves are of the averaged model; curves and numbers are {one}."]
+        where = ", ".join(f"{row['algorithm']} on {text.readable(row['topology'])}({row['nodes']})" for row in failed)
+        sentences.append(f"Diverged with this step: {where}.")
+    count = "a single run each, without error bars" if trials == 1 else f"means over {trials} runs each"
+    return [*sentences, f"Curves are of the averaged model; curves and numbers are {count}."]
 
 
-def _draw_partition(outcome: Outcome, found: Conclusion) -> None:
-    """How many samples of each class nodes have, dealt out evenly and as in the study; with 16 nodes, or as many as there are."""
+def _add_partition(outcome: Outcome, found: Conclusion) -> None:
+    """Count the samples of each class that nodes have, dealt evenly and as in the study, with 16 nodes or the nearest number."""
     runs = [run for run in outcome.study.runs if run.problem["kind"] == "images" and run.nodes > 1]
     if not runs:
         return
     run = min(runs, key=lambda run: abs(run.nodes - 16))
     try:
-        labels = data.load(run.problem["data"], run.problem["folder"]).labels[: run.problem["samples"]]
+        labels = datasets.load(run.problem["data"], run.problem["folder"]).labels[: run.problem["samples"]]
     except PerronError:
         found.sentences.append(f"The partition was not drawn: {run.problem['data']} is not on this machine.")
         return
     counts = {
-        f"{spoken(rule)}, n = {run.nodes}": partition.table(labels, _parts(labels, run, rule))
+        f"{text.readable(rule)}, n = {run.nodes}": partition.table(labels, _parts(labels, run, rule))
         for rule in dict.fromkeys(["iid", run.problem["partition"]])
     }
-    found.figures[file_name("partition", {})] = plots.heat_maps(counts)
+    found.figures["partition"] = HeatMaps(counts)
     found.summary["partition"] = {title: table.tolist() for title, table in counts.items()}
 
 
 def _parts(labels: Any, run: Run, rule: str) -> list[Any]:
-    own = {key: run.problem[key] for key in ("concentration", "shards", "seed")}
-    return partition.deal(labels, run.nodes, partition=rule, **own)
+    options = {key: run.problem[key] for key in ("concentration", "shards", "seed")}
+    return partition.deal(labels, run.nodes, partition=rule, **options)

@@ -1,10 +1,10 @@
-"""Who does the runs of a study: processes of this machine, a Ray cluster, or Slurm.
+"""Executors do the runs of a study: processes of this machine, a Ray cluster, or Slurm.
 
-A pool has one method. ``run(jobs, told)`` does the jobs, the first ones first; it calls ``told(place, report)`` when it hears how
-far a job is, and yields ``(place, None)`` when the job at that place in the list is done and its files are written, or ``(place,
-sentence)`` when it failed. It yields None now and then, so that whoever listens can show how far all is. A job that is killed,
-hangs (``job.timeout``) or raises an error is one that failed, and harms no other. Closing the iterator, or an exception within
-it such as Ctrl-C, ends all that is under way.
+An executor has one method. ``run(jobs, on_progress)`` does the jobs, the first ones first. It calls
+``on_progress(place, report)`` when the job at that place in the list reports progress. It yields ``(place, None)`` when the job
+is done and its files are written, or ``(place, reason)`` when it failed; in between it yields None, so that its caller can show
+progress. A job that is killed, hangs (``job.timeout``) or raises an error fails alone. Closing the iterator, or an exception
+within it such as Ctrl-C, stops all jobs.
 """
 
 from __future__ import annotations
@@ -14,23 +14,19 @@ from typing import Any
 
 from perron._registry import lookup
 from perron.errors import PerronError
-from perron.studies.executors.base import Pool
+from perron.studies.executors.base import Executor
 from perron.studies.executors.local import Local, cores
 from perron.studies.executors.ray import Ray
 from perron.studies.executors.slurm import Slurm
 
-__all__ = ["Local", "Pool", "Ray", "Slurm", "chosen", "cores"]
+__all__ = ["Executor", "Local", "Ray", "Slurm", "cores", "create"]
 
 
-def chosen(
-    on: str = "local",
-    *,
-    workers: int | None = None,
-    address: str | None = None,
-    slurm: Mapping[str, Any] | None = None,
-) -> Pool:
-    """The pool of that name: local, ray or slurm."""
-    lookup(on, dict.fromkeys(["local", "ray", "slurm"]), "pool")
+def create(
+    on: str = "local", *, workers: int | None = None, address: str | None = None, slurm: Mapping[str, Any] | None = None
+) -> Executor:
+    """Create the executor of that name: local, ray or slurm."""
+    lookup(on, dict.fromkeys(["local", "ray", "slurm"]), "executor")
     if address is not None and on != "ray":
         raise PerronError(f"--address is that of a Ray cluster: add --on ray; got --on {on}.")
     if slurm and on != "slurm":

@@ -1,8 +1,10 @@
-"""What a pool is, and what all of them need."""
+"""The interface of an executor, and helpers that several executors use."""
 
 from __future__ import annotations
 
+import json
 import signal
+import time
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from importlib import import_module
@@ -11,35 +13,55 @@ from typing import Any, Protocol
 from perron.errors import PerronError
 from perron.studies.job import Job, Report
 
-POLL = 0.25  # seconds between two looks
-Told = Callable[[int, Report], None]
+POLL_INTERVAL = 0.25  # seconds
+OnProgress = Callable[[int, Report], None]
 Ends = Generator[tuple[int, str | None] | None, None, None]
 
 
-class Pool(Protocol):
-    """Somebody who does jobs; see `perron.studies.executors`."""
+class Executor(Protocol):
+    """Does the jobs of a study; see `perron.studies.executors`."""
 
-    def run(self, jobs: Sequence[Job], told: Told) -> Ends:
+    def run(self, jobs: Sequence[Job], on_progress: OnProgress) -> Ends:
         """Do the jobs."""
         ...
 
 
-def needed(library: str, extra: str) -> Any:
-    """A library that only this pool needs."""
+class Scheduler:
+    """The jobs that an executor has sent to other machines: their reports, and their deadlines."""
+
+    def __init__(self, jobs: Sequence[Job], on_progress: OnProgress) -> None:
+        self.jobs, self.on_progress = jobs, on_progress
+        self.deadlines: dict[int, float] = {}  # of the jobs that have started
+
+    def receive(self, place: int, text: str | bytes) -> dict[str, Any]:
+        """Pass a report on; the first one starts the job's clock. Return all that the worker sent."""
+        message: dict[str, Any] = json.loads(text)
+        self.deadlines.setdefault(place, time.monotonic() + 60 * self.jobs[place].timeout)
+        self.on_progress(place, Report(*(message[name] for name in Report._fields)))
+        return message
+
+    def overdue(self, places: Sequence[int]) -> list[int]:
+        """Return those jobs whose deadline has passed."""
+        now = time.monotonic()
+        return [place for place in places if self.deadlines.get(place, now) < now]
+
+
+def require(library: str, extra: str) -> Any:
+    """Import a library that only one executor needs."""
     try:
         return import_module(library)
     except ImportError:
         raise PerronError(f"--on {extra} needs {library}: pip install 'perron[{extra}]'") from None
 
 
-def overdue(job: Job) -> str:
-    """What is said of a job that hangs."""
+def timed_out(job: Job) -> str:
+    """Return the reason why a job that hangs was stopped."""
     return f"took longer than timeout = {job.timeout:g} minutes and was stopped"
 
 
 @contextmanager
-def without_interrupts() -> Iterator[None]:
-    """Threads and processes that start within it never see Ctrl-C, which a terminal sends to all; this thread does afterwards."""
+def block_interrupts() -> Iterator[None]:
+    """Start threads and processes that never see Ctrl-C, which a terminal sends to all; this thread does afterwards."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield

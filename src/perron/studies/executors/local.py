@@ -12,50 +12,51 @@ from dataclasses import dataclass
 from math import isnan, nan
 from typing import Any
 
-from perron.studies.executors.base import POLL, Ends, Told, overdue, without_interrupts
-from perron.studies.job import Job, Report, keep, perform, prepare
+from perron.studies.executors.base import POLL_INTERVAL, Ends, OnProgress, block_interrupts, timed_out
+from perron.studies.job import Job, Report, perform, prepare, write_result
 
-TOLD = ("loss_mean", "grad_norm_sq", "test_accuracy")  # of a run under way, besides its step
-WIDTH = 2 + len(TOLD)
-_shared: Any = None  # in a worker: how far each run is
+REPORTED = ("loss_mean", "grad_norm_sq", "test_accuracy")  # metrics in a report, besides the step
+WIDTH = 2 + len(REPORTED)
+_shared: Any = None  # in a worker: the progress of each run
 _parent = 0
 
 
 def cores() -> int:
-    """How many cores this process may use."""
+    """Return how many cores this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 @dataclass(frozen=True, kw_only=True)
 class Local:
-    """Processes of this machine; by default as many as this process may use cores."""
+    """Processes of this machine; by default one for each core that this process may use."""
 
     workers: int | None = None
 
-    def run(self, jobs: Sequence[Job], told: Told) -> Ends:
+    def run(self, jobs: Sequence[Job], on_progress: OnProgress) -> Ends:
         """Do the jobs; see `perron.studies.executors`."""
         from pebble import ProcessPool
 
         context = multiprocessing.get_context("spawn")
         shared = context.RawArray("d", WIDTH * len(jobs))  # without a lock, which a killed worker would keep
         workers = min(self.workers or cores(), len(jobs))
-        pool = ProcessPool(max_workers=workers, context=context, initializer=_begin, initargs=(shared, os.getpid()))
+        pool = ProcessPool(max_workers=workers, context=context, initializer=_start, initargs=(shared, os.getpid()))
         try:
-            with without_interrupts():
+            with block_interrupts():
                 futures: dict[Any, int] = {
                     pool.schedule(_work, args=[job.text, place], timeout=60 * job.timeout): place
                     for place, job in enumerate(jobs)
                 }
             pending: set[Any] = set(futures)
             while pending:
-                done, pending = wait(pending, timeout=POLL)
+                done, pending = wait(pending, timeout=POLL_INTERVAL)
                 for place in (futures[future] for future in pending):
                     step, steps, *values = shared[WIDTH * place : WIDTH * (place + 1)]
                     if steps:
-                        measured = {name: value for name, value in zip(TOLD, values, strict=True) if not isnan(value)}
-                        told(place, Report(int(step), int(steps), measured))
+                        measured = zip(REPORTED, values, strict=True)
+                        known = {name: value for name, value in measured if not isnan(value)}
+                        on_progress(place, Report(int(step), int(steps), known, recorded=True))
                 for future in done:
-                    yield futures[future], _ended(future, jobs[futures[future]])
+                    yield futures[future], _end(future, jobs[futures[future]])
                 yield None
             pool.close()  # type: ignore[no-untyped-call]
         finally:
@@ -63,22 +64,22 @@ class Local:
             pool.join()
 
 
-def _ended(future: Any, job: Job) -> str | None:
-    """What went wrong with a job, or None."""
+def _end(future: Any, job: Job) -> str | None:
+    """Return the reason why a job failed, or None."""
     from pebble import ProcessExpired
 
     try:
         return future.result()
     except TimeoutError:
-        return overdue(job)
+        return timed_out(job)
     except ProcessExpired as error:
         return f"its process was killed (exit code {error.exitcode})"
     except Exception as error:  # such as a disk that is full
         return f"{type(error).__name__}: {error}"
 
 
-def _begin(shared: Any, parent: int) -> None:
-    """What each worker does first."""
+def _start(shared: Any, parent: int) -> None:
+    """Initialize a worker."""
     global _shared, _parent
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which then stops the workers
@@ -87,13 +88,13 @@ def _begin(shared: Any, parent: int) -> None:
 
 
 def _work(text: str, place: int) -> str | None:
-    """A job in a worker; what went wrong."""
+    """Do a job in a worker; return the reason if it failed."""
 
-    def report(news: Report) -> None:
-        if os.getppid() != _parent:  # the study was killed: don't go on as an orphan
+    def on_progress(report: Report) -> None:
+        if os.getppid() != _parent:  # the study was killed: do not continue as an orphan
             sys.exit(1)
-        facts = [news.step, news.steps, *(news.values.get(name, nan) for name in TOLD)]
-        _shared[WIDTH * place : WIDTH * (place + 1)] = facts
+        values = (report.values.get(name, nan) for name in REPORTED)
+        _shared[WIDTH * place : WIDTH * (place + 1)] = [report.step, report.steps, *values]
 
     job = Job.read(text)
-    return keep(job.target, perform(job, report))
+    return write_result(job.target, perform(job, on_progress))

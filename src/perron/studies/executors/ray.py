@@ -1,7 +1,7 @@
-"""A Ray cluster: one that is started here, or one that is there already.
+"""A Ray cluster: one that is started here, or one that runs already.
 
-Machines need not share files: a job travels as text and its results as bytes, and this process writes them. A run is saved
-on its way only where its worker sees the study's directory. How far the runs are is kept by a small actor, the board.
+Machines need not share files: a job is sent as text and its results return as bytes, which this process writes. A run is saved
+while it runs only where its worker sees the study's directory. A small actor, the board, keeps the last report of each run.
 """
 
 from __future__ import annotations
@@ -21,96 +21,103 @@ from typing import Any
 
 from perron._storage.atomic import write_bytes
 from perron.errors import PerronError
-from perron.studies.executors.base import POLL, Ends, Told, needed, overdue, without_interrupts
+from perron.studies.executors.base import (
+    POLL_INTERVAL,
+    Ends,
+    OnProgress,
+    Scheduler,
+    block_interrupts,
+    require,
+    timed_out,
+)
 from perron.studies.executors.local import cores
-from perron.studies.job import Job, Report, Result, keep, perform, prepare
+from perron.studies.job import Job, Report, Result, perform, prepare, write_result
 
-REACH = 5.0  # seconds in which a machine must answer
+CONNECT_TIMEOUT = 5.0  # seconds
 GRACE = 10.0  # seconds in which Ray may end a run that is cancelled; after that its process is killed
-SEEN = "seen.part"  # a file beside the runs, by which a worker knows that it sees the same directory
+TOKEN = "seen.part"  # a file beside the runs, by which a worker recognizes the directory  # noqa: S105
 
 
 @dataclass(frozen=True, kw_only=True)
 class Ray:
-    """A Ray cluster, by its address; a new one on this machine by default. At most so many workers at a time."""
+    """A Ray cluster, by its address; a new one on this machine by default. ``workers`` limits the runs at a time."""
 
     workers: int | None = None
     address: str | None = None
 
-    def run(self, jobs: Sequence[Job], told: Told) -> Ends:
+    def run(self, jobs: Sequence[Job], on_progress: OnProgress) -> Ends:
         """Do the jobs; see `perron.studies.executors`."""
-        ray = needed("ray", "ray")
-        folder = jobs[0].target.parent
-        token = secrets.token_hex(16)
-        write_bytes(folder / SEEN, token.encode())
+        ray = require("ray", "ray")
+        token_file, token = jobs[0].target.parent / TOKEN, secrets.token_hex(16)
+        write_bytes(token_file, token.encode())
         try:
             with self._connected(ray):
                 _check_resources(ray, jobs)
-                yield from _Crew(ray, jobs, told, token).run(self.workers or len(jobs))
+                yield from _Scheduler(ray, jobs, on_progress, token).run(self.workers or len(jobs))
         finally:
-            (folder / SEEN).unlink(missing_ok=True)
+            token_file.unlink(missing_ok=True)
 
     @contextmanager
     def _connected(self, ray: Any) -> Iterator[None]:
-        if ray.is_initialized():  # whoever did that ends it, too
+        if ray.is_initialized():  # by the caller, who also shuts it down
             yield
             return
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
         os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
         own = {} if self.address else {"num_cpus": self.workers or cores(), "include_dashboard": False}
         if self.address:
-            _check_there(self.address)
+            _check_address(self.address)
         try:
-            with nullcontext() if self.address else without_interrupts():
+            with nullcontext() if self.address else block_interrupts():
                 ray.init(address=self.address or "local", log_to_driver=False, logging_level=logging.CRITICAL, **own)
         except (ConnectionError, RuntimeError, ValueError) as error:
-            said = " ".join(str(error).split())[:300]
+            reason = " ".join(str(error).split())[:300].rstrip(".")
             where = f"at {self.address}" if self.address else "on this machine"
             hint = " If it asks for a token, set RAY_AUTH_MODE=token." if self.address else ""
-            raise PerronError(f"There is no Ray cluster {where}: {said.rstrip('.')}.{hint}") from None
+            raise PerronError(f"There is no Ray cluster {where}: {reason}.{hint}") from None
         try:
             yield
         finally:
             ray.shutdown()
 
 
-def _check_there(address: str) -> None:
-    """Ray itself would try for minutes to reach an address where nobody listens."""
+def _check_address(address: str) -> None:
+    """Refuse an address that does not accept connections; Ray itself would try for minutes."""
     host, _, port = address.rpartition("://")[2].rpartition(":")
     if not host or not port.isdecimal():  # such as auto
         return
     try:
-        socket.create_connection((host.strip("[]"), int(port)), timeout=REACH).close()
+        socket.create_connection((host.strip("[]"), int(port)), timeout=CONNECT_TIMEOUT).close()
     except (OSError, OverflowError, UnicodeError) as error:
-        said = (isinstance(error, OSError) and error.strerror) or error
-        raise PerronError(f"There is no Ray cluster at {address}: {str(said).rstrip('.')}.") from None
+        reason = (isinstance(error, OSError) and error.strerror) or error
+        raise PerronError(f"There is no Ray cluster at {address}: {str(reason).rstrip('.')}.") from None
 
 
 def _check_resources(ray: Any, jobs: Sequence[Job]) -> None:
-    """What no machine has would be waited for in vain."""
-    there = ray.cluster_resources()
-    for name, amount in {name: amount for job in jobs for name, amount in _needs(job).items()}.items():
+    """Refuse jobs whose resources no machine has; Ray would wait for them forever."""
+    available = ray.cluster_resources()
+    for name, amount in {name: amount for job in jobs for name, amount in _resources(job).items()}.items():
         resource = name.removeprefix("num_").removesuffix("s").upper()
-        if there.get(resource, 0.0) < amount:
-            raise PerronError(f"A run needs {amount} {resource}, but the Ray cluster has {there.get(resource, 0.0):g}.")
+        if (have := available.get(resource, 0.0)) < amount:
+            raise PerronError(f"A run needs {amount} {resource}, but the Ray cluster has {have:g}.")
 
 
-def _needs(job: Job) -> dict[str, int]:
+def _resources(job: Job) -> dict[str, int]:
     return {"num_cpus": 1, "num_gpus": 1} if job.run.device.startswith("cuda") else {"num_cpus": 1}
 
 
-class _Crew:
-    """The jobs on a cluster, and where each of them stands."""
+class _Scheduler(Scheduler):
+    """The jobs on a cluster, and their states."""
 
-    def __init__(self, ray: Any, jobs: Sequence[Job], told: Told, token: str) -> None:
-        self.ray, self.jobs, self.told, self.token = ray, jobs, told, token
-        # If its process or machine dies, Ray makes a new one, and whoever writes to it waits for that: else a run that is
-        # not heard of would have no time limit.
-        self.board = ray.remote(num_cpus=0, max_restarts=-1)(Board).remote()
-        self.pending: dict[Any, int] = {}  # by what Ray will give for it, the place of a job
-        self.where: dict[int, tuple[str, int]] = {}  # of those under way: the machine and the process
-        self.until: dict[int, float] = {}  # when its time is over
-        self.late: dict[int, float] = {}  # since when it is cancelled
+    def __init__(self, ray: Any, jobs: Sequence[Job], on_progress: OnProgress, token: str) -> None:
+        super().__init__(jobs, on_progress)
+        self.ray, self.token = ray, token
+        # If its process or machine dies, Ray starts a new one, and writers wait for it: otherwise a run without reports
+        # would have no time limit.
+        self.board = ray.remote(num_cpus=0, max_restarts=-1)(_Board).remote()
+        self.pending: dict[int, Any] = {}  # Ray's reference to the result of each job
+        self.workers: dict[int, tuple[str, int]] = {}  # the machine and process of each job
+        self.cancelled: dict[int, float] = {}  # the time at which a job was cancelled
 
     def run(self, limit: int) -> Ends:
         waiting = list(range(len(self.jobs)))
@@ -118,111 +125,101 @@ class _Crew:
             while waiting or self.pending:
                 while waiting and len(self.pending) < limit:
                     self._submit(waiting.pop(0))
-                done, _ = self.ray.wait(list(self.pending), num_returns=len(self.pending), timeout=POLL)
-                self._listen()
-                for reference in done:
-                    place = self.pending.pop(reference)
-                    said = self._ended(reference, place)
-                    yield place, said
+                references = list(self.pending.values())
+                done, _ = self.ray.wait(references, num_returns=len(references), timeout=POLL_INTERVAL)
+                self._poll()
+                for place, reference in list(self.pending.items()):
+                    if reference in done:
+                        del self.pending[place]
+                        yield place, self._end(reference, place)
                 self._stop_overdue()
                 yield None
         finally:
-            for reference in self.pending:
+            for reference in self.pending.values():
                 self.ray.cancel(reference, force=True)
 
     def _submit(self, place: int) -> None:
         job = self.jobs[place]
-        task = self.ray.remote(max_retries=0, **_needs(job))(_work)
-        self.pending[task.remote(job.text, place, self.token, self.board)] = place
+        task = self.ray.remote(max_retries=0, **_resources(job))(_work)
+        self.pending[place] = task.remote(job.text, place, self.token, self.board)
 
-    def _listen(self) -> None:
-        """Hear how far the runs are."""
+    def _poll(self) -> None:
+        """Receive the reports of the runs."""
         try:
-            heard = self.ray.get(self.board.read.remote(), timeout=GRACE)
-        except self.ray.exceptions.RayError:  # the runs go on meanwhile
+            reports = self.ray.get(self.board.read.remote(), timeout=GRACE)
+        except self.ray.exceptions.RayError:  # the runs continue meanwhile
             return
-        for place, text in heard.items():
-            news = json.loads(text)
-            if place not in self.until:
-                self.until[place] = time.monotonic() + 60 * self.jobs[place].timeout
-                self.where[place] = news["machine"], news["process"]
-            self.told(place, Report(news["step"], news["steps"], news["values"]))
+        for place, text in reports.items():
+            message = self.receive(place, text)
+            self.workers[place] = message["machine"], message["process"]
 
-    def _ended(self, reference: Any, place: int) -> str | None:
-        """Write the results of a job, or say what went wrong."""
+    def _end(self, reference: Any, place: int) -> str | None:
+        """Write the results of a job; return the reason if it failed."""
         errors = self.ray.exceptions
         job = self.jobs[place]
         try:
-            return keep(job.target, Result(*self.ray.get(reference)))
+            return write_result(job.target, Result(*self.ray.get(reference)))
         except (errors.WorkerCrashedError, errors.TaskCancelledError):
-            return overdue(job) if place in self.late else "its process was killed"
+            return timed_out(job) if place in self.cancelled else "its process was killed"
         except errors.OutOfMemoryError:
             return "its machine ran out of memory, and Ray stopped it"
         except errors.RayTaskError as error:
             return f"cannot be done on a machine of the cluster: {type(error.cause).__name__}: {error.cause}"
         except errors.RayError as error:
             return f"{type(error).__name__}: {str(error).splitlines()[0]}"
-        finally:
-            self.until.pop(place, None)
 
     def _stop_overdue(self) -> None:
-        for reference, place in self.pending.items():
-            if time.monotonic() < self.until.get(place, float("inf")):
-                continue
-            if place not in self.late:
-                self.late[place] = time.monotonic()
-                self.ray.cancel(reference, force=True)
-            elif time.monotonic() - self.late[place] > GRACE:  # it does not even hear Ray
-                self.until.pop(place)
-                self._kill(*self.where[place])
+        for place in self.overdue(list(self.pending)):
+            if place not in self.cancelled:
+                self.cancelled[place] = time.monotonic()
+                self.ray.cancel(self.pending[place], force=True)
+            elif time.monotonic() - self.cancelled[place] > GRACE:  # it does not respond to Ray
+                self.deadlines[place] = float("inf")
+                self._kill(*self.workers[place])
 
     def _kill(self, machine: str, process: int) -> None:
         there = self.ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(machine, soft=False)
-        self.ray.remote(num_cpus=0, scheduling_strategy=there)(_end).remote(process)
+        self.ray.remote(num_cpus=0, scheduling_strategy=there)(_kill_process).remote(process)
 
 
-class Board:
-    """The last news of each run."""
+class _Board:
+    """The last report of each run."""
 
     def __init__(self) -> None:
-        self.news: dict[int, str] = {}
+        self.reports: dict[int, str] = {}
 
     def write(self, place: int, text: str) -> None:
-        """Put up the news of a run."""
-        self.news[place] = text
+        self.reports[place] = text
 
     def read(self) -> dict[int, str]:
-        """What is new since the last time."""
-        news, self.news = self.news, {}
-        return news
+        """Return the reports since the last call."""
+        reports, self.reports = self.reports, {}
+        return reports
 
 
-def _work(text: str, place: int, token: str, board: Any) -> tuple[str, bytes, str | None]:
-    """A job in a worker."""
+def _work(text: str, place: int, token: str, board: Any) -> Result:
+    """Do a job in a worker."""
     import ray
 
-    machine, process = ray.get_runtime_context().get_node_id(), os.getpid()
+    worker = {"machine": ray.get_runtime_context().get_node_id(), "process": os.getpid()}
 
-    def report(news: Report) -> None:
-        board.write.options(max_task_retries=-1).remote(
-            place, json.dumps({**news._asdict(), "machine": machine, "process": process})
-        )
+    def on_progress(report: Report) -> None:
+        board.write.options(max_task_retries=-1).remote(place, json.dumps(report._asdict() | worker))
 
     prepare()
-    report(Report(0, 1, {}))  # from now on its time counts
+    on_progress(Report(0, 1, {}))  # from now on its time counts
     job = Job.read(text)
-    result = perform(job, report, seen=_sees(job.target.parent, token))
-    return result.facts, result.table, result.failed
+    return perform(job, on_progress, shared=_is_shared(job.target.parent, token))
 
 
-def _end(process: int) -> None:
-    """Kill a process of this machine."""
+def _kill_process(process: int) -> None:
     with suppress(ProcessLookupError):
         os.kill(process, signal.SIGKILL)
 
 
-def _sees(folder: Path, token: str) -> bool:
+def _is_shared(folder: Path, token: str) -> bool:
+    """Return whether this machine sees the study's directory, and may write to it."""
     try:
-        return (folder / SEEN).read_text(encoding="utf-8") == token and os.access(folder, os.W_OK)
+        return (folder / TOKEN).read_text(encoding="utf-8") == token and os.access(folder, os.W_OK)
     except (OSError, UnicodeDecodeError):
         return False

@@ -1,0 +1,56 @@
+"""Names and numbers of a table of results as text."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from perron.algorithms import ALGORITHMS
+
+
+def table(rows: Sequence[Mapping[str, str]]) -> Any:
+    """Return a table of cells that are text; cells that are missing are empty."""
+    import pandas as pd
+
+    return pd.DataFrame(rows).fillna("")
+
+
+def identity(row: Mapping[str, Any]) -> dict[str, str]:
+    """Return the cells that say which runs a row is about."""
+    names = [name for name in ("variant", "topology", "nodes", "algorithm") if row.get(name, "") != ""]
+    return {name: readable(row[name]) if name == "topology" else str(row[name]) for name in names}
+
+
+def with_error(value: float, error: float, digits: str = ".3e") -> str:
+    """Return ``1.2e-06 ± 3e-08``; without the error if it is not finite; empty if the value is not."""
+    if not np.isfinite(value):
+        return ""
+    return f"{value:{digits}}" + (f" ± {error:{digits if 'f' in digits else '.0e'}}" if np.isfinite(error) else "")
+
+
+def readable(name: str) -> str:
+    """Return a name of a table with spaces and without prefixes."""
+    return name.replace("problem_", "").replace("link_", "link ").replace("lr_setting", "lr").replace("_", " ")
+
+
+def algorithm_title(algorithm: str) -> str:
+    """Return the title of an algorithm, with its options."""
+    name, bracket, options = algorithm.partition("(")
+    return algorithm if name not in ALGORITHMS else ALGORITHMS[name].about.title + bracket + options
+
+
+def describe(variant: Mapping[str, Any]) -> str:
+    """Return the values that distinguish a variant, as text."""
+    return ", ".join(f"{readable(key)} {readable(str(value))}" for key, value in variant.items())
+
+
+def panel_title(variant: Mapping[str, Any], *parts: str) -> str:
+    """Return the title of a panel, with the values that distinguish its variant."""
+    return ", ".join(filter(None, [*parts, describe(variant)]))
+
+
+def file_name(base: str, variant: Mapping[str, Any]) -> str:
+    """Return the name of a file about a variant."""
+    return "-".join([base, *(str(value).replace("_", "-").replace("/", "-") for value in variant.values())])
