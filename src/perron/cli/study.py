@@ -223,7 +223,9 @@ def run_with_progress(
                 board.update()
 
         try:
-            return run_study(study, folder, workers=workers, executor=executor, progress=progress, began=began, news=news)
+            return run_study(
+                study, folder, workers=workers, executor=executor, progress=progress, began=began, news=news
+            )
         except KeyboardInterrupt:
             bar.stop()
             print_line(f"Stopped. The results so far are kept in {folder}; the same command resumes the study.")

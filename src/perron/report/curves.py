@@ -15,7 +15,8 @@ from perron.report.facts import finished
 from perron.simulation.cost import bytes_per_step
 from perron.simulation.metrics import BLOCKS, METRICS
 from perron.studies.conclusions import text
-from perron.studies.conclusions.base import OPTIONS, VARYING, Table
+from perron.studies.conclusions.base import Table
+from perron.studies.conclusions.text import OPTIONS, VARYING
 from perron.studies.run import PROBLEMS, Run, algorithm_of
 from perron.studies.runner import Outcome
 from perron.studies.statistics import series

@@ -8,7 +8,7 @@ from typing import Any
 
 from perron.errors import PerronError
 from perron.monitor.progress import format_duration
-from perron.studies.conclusions.base import OPTIONS, VARYING
+from perron.studies.conclusions.text import OPTIONS, VARYING
 from perron.studies.run import Run
 from perron.studies.runner import Manifest, Outcome
 from perron.studies.spec import Study, load, shipped

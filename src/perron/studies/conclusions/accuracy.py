@@ -8,7 +8,7 @@ import numpy as np
 
 from perron.plots import Chart, Line, Panel
 from perron.studies.conclusions import text
-from perron.studies.conclusions.base import METRIC, Conclusion, Row, Table, by_algorithm, variant_of, variants
+from perron.studies.conclusions.base import METRIC, Conclusion, Row, Table, by_algorithm, variants
 from perron.studies.statistics import best_time, series
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ def time_to_accuracy(outcome: Outcome) -> Conclusion:
         x="nodes n", y="speedup T(1) / T(n)", log_x=True, marks="points", nested=True, columns=len(outcome.study.accuracies),
     )  # fmt: skip
     return Conclusion(
-        tables={"Time to accuracy": _times_table(rows), "Speedup at the largest n": _speedups_table(rows)},
+        tables={"Time to accuracy": _times_table(rows), "Speedup T(1) / T(n) at the largest n": _speedups_table(rows)},
         sentences=_sentences(rows),
         figures={"speedup": chart},
         summary={"times": rows},
@@ -90,22 +90,15 @@ def _ratio(row: Row, digits: str) -> str:
     return f"{row['speedup']:{digits}} [{row['low']:{digits}}, {high}]"
 
 
-def _identity(row: Row) -> dict[str, str]:
-    variant = variant_of(row, but="algorithm") | {"topology": row["topology"]}
-    return {text.readable(key): text.readable(str(value)) for key, value in variant.items()}
-
-
 def _times_table(rows: list[Row]) -> Table:
     cells = []
     for row in rows:
         reached = np.isfinite(row["steps"])
         edge = " (edge of the grid)" if row["at_edge"] else ""
         cells.append(
-            _identity(row)
+            text.identity(row)
             | {
-                "algorithm": row["algorithm"],
                 "accuracy": f"{row['accuracy']:g}",
-                "nodes": str(row["nodes"]),
                 "steps": f"{row['steps']:,.0f}" if reached else "not reached",
                 "effective step": f"{row['step']:.3g}{edge}" if reached else "",
                 "speedup": _ratio(row, ".2f"),
@@ -119,7 +112,7 @@ def _speedups_table(rows: list[Row]) -> Table:
     cells: dict[str, dict[str, str]] = {}
     for row in rows:
         if row["largest"]:
-            first = _identity(row) | {"nodes": str(row["nodes"]), "T(1) / T(n)": row["algorithm"]}
+            first = text.identity(row)
             missing = "not reached by one node" if np.isfinite(row["steps"]) else "not reached"
             cells.setdefault(str(first), first)[f"accuracy {row['accuracy']:g}"] = _ratio(row, ".1f") or missing
     return text.table(list(cells.values()))

@@ -22,8 +22,6 @@ Row = dict[str, Any]
 Requirement = Callable[["Study"], str | None]  # returns what a study lacks, if anything
 METRIC = "grad_norm_sq"
 SQUARED_NORM = r"$\|\nabla f(\hat x)\|^2$"
-VARYING = ("weights", "algorithm", "lr_setting", "seed", "network_seed")  # besides options of problem and links
-OPTIONS = ("link_", "problem_")
 
 
 @dataclass
@@ -67,7 +65,7 @@ def equidistant_records(study: Study) -> str | None:
 
 def variants(table: Table, *, but: Sequence[str] = ()) -> Iterator[tuple[Row, Table]]:
     """Split a table by everything that varies besides topology and nodes (and ``but``); yield the values with each part."""
-    names = [*VARYING, *(name for name in table.columns if name.startswith(OPTIONS))]
+    names = [*text.VARYING, *(name for name in table.columns if name.startswith(text.OPTIONS))]
     differ = [name for name in names if name not in but and table[name].nunique(dropna=False) > 1]
     if not differ:
         yield {}, table
@@ -103,8 +101,3 @@ def curve(run: Table, label: str, floor: float | None = None, metric: str = METR
 def standard_error(values: Any) -> float:
     """Return the standard error of a mean over trials; nan for a single trial."""
     return float(np.std(values, ddof=1)) / np.sqrt(len(values)) if len(values) > 1 else np.nan
-
-
-def variant_of(row: Row, but: str = "") -> Row:
-    """Return the values of a row that distinguish its variant."""
-    return {key: row[key] for key in row if key != but and (key in VARYING or key.startswith(OPTIONS))}

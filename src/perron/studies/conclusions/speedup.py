@@ -9,7 +9,7 @@ import numpy as np
 from perron._typing import FloatArray
 from perron.plots import Chart, Line, Panel
 from perron.studies.conclusions import text
-from perron.studies.conclusions.base import METRIC, SQUARED_NORM, Conclusion, Row, Table, curve, variant_of, variants
+from perron.studies.conclusions.base import METRIC, SQUARED_NORM, Conclusion, Row, Table, curve, variants
 from perron.studies.statistics import Fit, level, power_law, series
 
 if TYPE_CHECKING:
@@ -127,7 +127,7 @@ def _sentences(slopes: list[Row], levels: list[Row]) -> list[str]:
     if settled := [row for row in levels if row["stationary"] and np.isfinite(row["ratio"])]:
         worst = max(settled, key=lambda row: abs(row["ratio"] - 1))
         typical = float(np.median([abs(row["ratio"] - 1) for row in settled]))
-        variant = text.describe(variant_of(worst))
+        variant = text.describe(text.variant_of(worst))
         where = f"{text.readable(worst['topology'])} at n={worst['nodes']}" + (f" ({variant})" if variant else "")
         sentences.append(
             f"Levels lie within {typical:.1%} (median) of the predicted c lr tr(H Sigma) / (2n); farthest from it is {where} "
@@ -143,11 +143,6 @@ def _sentences(slopes: list[Row], levels: list[Row]) -> list[str]:
     return sentences
 
 
-def _identity(row: Row) -> dict[str, str]:
-    names = [*variant_of(row), "topology", "nodes"]
-    return {text.readable(name): text.readable(str(row[name])) for name in names}
-
-
 def _slope_cells(row: Row) -> dict[str, str]:
     cells = {
         f"slope of {name}": text.with_error(
@@ -155,12 +150,12 @@ def _slope_cells(row: Row) -> dict[str, str]:
         )
         for name in ("level", "level/c")
     }
-    return _identity(row) | cells | {"verdict": row["verdict"]}
+    return text.identity(row) | cells | {"verdict": row["verdict"]}
 
 
 def _level_cells(row: Row) -> dict[str, str]:
     ratio, fall, error = row["ratio"], row["fall"], row["fall_error"]
-    return _identity(row) | {
+    return text.identity(row) | {
         "c": f"{row['c']:.4g}",
         "level": text.with_error(row["level"], row["error"]),
         "predicted": text.with_error(row["predicted"], np.nan, ".4g"),

@@ -9,18 +9,15 @@ import numpy as np
 
 from perron.algorithms import ALGORITHMS
 
+VARYING = ("weights", "algorithm", "lr_setting", "seed", "network_seed")  # besides options of problem and links
+OPTIONS = ("link_", "problem_")
+
 
 def table(rows: Sequence[Mapping[str, str]]) -> Any:
     """Return a table of cells that are text; cells that are missing are empty."""
     import pandas as pd
 
     return pd.DataFrame(rows).fillna("")
-
-
-def identity(row: Mapping[str, Any]) -> dict[str, str]:
-    """Return the cells that say which runs a row is about."""
-    names = [name for name in ("variant", "topology", "nodes", "algorithm") if row.get(name, "") != ""]
-    return {name: readable(row[name]) if name == "topology" else str(row[name]) for name in names}
 
 
 def with_error(value: float, error: float, digits: str = ".3e") -> str:
@@ -54,3 +51,16 @@ def panel_title(variant: Mapping[str, Any], *parts: str) -> str:
 def file_name(base: str, variant: Mapping[str, Any]) -> str:
     """Return the name of a file about a variant."""
     return "-".join([base, *(str(value).replace("_", "-").replace("/", "-") for value in variant.values())])
+
+
+def variant_of(row: Mapping[str, Any], but: str = "") -> dict[str, Any]:
+    """Return the values of a row that distinguish its variant."""
+    return {key: row[key] for key in row if key != but and (key in VARYING or key.startswith(OPTIONS))}
+
+
+def identity(row: Mapping[str, Any]) -> dict[str, str]:
+    """Return the cells that say which runs a row is about."""
+    cells = {readable(key): readable(str(value)) for key, value in variant_of(row, but="algorithm").items()}
+    cells |= {name: str(row[name]) for name in ("variant", "topology", "nodes", "algorithm") if row.get(name, "") != ""}
+    named = {"topology": readable, "algorithm": algorithm_title}
+    return {name: named[name](cell) if name in named else cell for name, cell in cells.items()}
