@@ -81,6 +81,11 @@ class Job:
         """The job as JSON, to be sent to a worker."""
         return json.dumps(vars(self) | {"run": self.run.model_dump(mode="json"), "target": str(self.target)})
 
+    @property
+    def timed_out(self) -> str:
+        """The reason for stopping it when it hangs."""
+        return f"took longer than timeout = {self.timeout:g} minutes and was stopped"
+
     @classmethod
     def read(cls, text: str) -> Job:
         """Return the job that a text stands for."""

@@ -54,11 +54,6 @@ def require(library: str, extra: str) -> Any:
         raise PerronError(f"--on {extra} needs {library}: pip install 'perron[{extra}]'") from None
 
 
-def timed_out(job: Job) -> str:
-    """Return the reason why a job that hangs was stopped."""
-    return f"took longer than timeout = {job.timeout:g} minutes and was stopped"
-
-
 @contextmanager
 def block_interrupts() -> Iterator[None]:
     """Start threads and processes that never see Ctrl-C, which a terminal sends to all; this thread does afterwards."""

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from math import isnan, nan
 from typing import Any
 
-from perron.studies.executors.base import POLL_INTERVAL, Ends, OnProgress, block_interrupts, timed_out
+from perron.studies.executors.base import POLL_INTERVAL, Ends, OnProgress, block_interrupts
 from perron.studies.job import Job, Report, perform, prepare, write_result
 
 REPORTED = ("loss_mean", "grad_norm_sq", "test_accuracy")  # metrics in a report, besides the step
@@ -71,7 +71,7 @@ def _end(future: Any, job: Job) -> str | None:
     try:
         return future.result()
     except TimeoutError:
-        return timed_out(job)
+        return job.timed_out
     except ProcessExpired as error:
         return f"its process was killed (exit code {error.exitcode})"
     except Exception as error:  # such as a disk that is full

@@ -21,15 +21,7 @@ from typing import Any
 
 from perron._storage.atomic import write_bytes
 from perron.errors import PerronError
-from perron.studies.executors.base import (
-    POLL_INTERVAL,
-    Ends,
-    OnProgress,
-    Scheduler,
-    block_interrupts,
-    require,
-    timed_out,
-)
+from perron.studies.executors.base import POLL_INTERVAL, Ends, OnProgress, Scheduler, block_interrupts, require
 from perron.studies.executors.local import cores
 from perron.studies.job import Job, Report, Result, perform, prepare, write_result
 
@@ -160,7 +152,7 @@ class _Scheduler(Scheduler):
         try:
             return write_result(job.target, Result(*self.ray.get(reference)))
         except (errors.WorkerCrashedError, errors.TaskCancelledError):
-            return timed_out(job) if place in self.cancelled else "its process was killed"
+            return job.timed_out if place in self.cancelled else "its process was killed"
         except errors.OutOfMemoryError:
             return "its machine ran out of memory, and Ray stopped it"
         except errors.RayTaskError as error:

@@ -29,7 +29,7 @@ from typing import Any
 from perron._registry import lookup
 from perron._storage.atomic import write_bytes
 from perron.errors import PerronError
-from perron.studies.executors.base import POLL_INTERVAL, Ends, OnProgress, Scheduler, require, timed_out
+from perron.studies.executors.base import POLL_INTERVAL, Ends, OnProgress, Scheduler, require
 from perron.studies.job import Job, Report, perform, prepare, write_result
 
 ARRAY = 1000  # tasks of one array job; Slurm allows 1001 by default
@@ -211,7 +211,7 @@ class _Scheduler(Scheduler):
     def _stop_overdue(self) -> Iterable[tuple[int, str]]:
         for place in self.overdue(sorted(self.open)):
             self.slurm._cancel(self.name, self.ids[place])
-            yield place, timed_out(self.jobs[place])
+            yield place, self.jobs[place].timed_out
 
 
 def _work(text: str, progress_file: str, heartbeat: str) -> None:
