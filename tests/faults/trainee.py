@@ -14,6 +14,7 @@ from hashlib import sha256
 from pathlib import Path
 
 import torch
+from table import FULL
 from torch import nn
 
 import perron
@@ -23,9 +24,10 @@ for function in vars(torch.optim.Optimizer).values():
         function.__wrapped__.__dynamo_disable = function.__wrapped__
 
 DEFAULTS = {
-    "steps": 60, "every": 10, "timeout": 30.0, "pause": 0.002, "slow": None, "graph": "one_peer_exponential", "bad": None,
-    "nonfinite": "raise", "seed": 0, "lr": 0.05, "weights": "uniform", "wire": None, "width": 20, "dtype": "float32",
-    "algorithm": "push_pull", "broadcast": True, "weight_decay": 0.0, "perron": None, "torch": None, "size": None,
+    "steps": 60, "every": 10, "timeout": 5.0 if FULL else 30.0, "pause": 0.002, "slow": None, "bad": None,
+    "graph": "one_peer_exponential", "nonfinite": "raise", "seed": 0, "lr": 0.05, "weights": "uniform", "wire": None,
+    "width": 20, "dtype": "float32", "algorithm": "push_pull", "broadcast": True, "weight_decay": 0.0,
+    "perron": None, "torch": None, "size": None,
 }  # fmt: skip
 
 
