@@ -195,7 +195,7 @@ def _defaults(outcome: Outcome, dimensions: list[dict[str, Any]], first: Table) 
             shown.append([count // 2 if name == "lr_setting" else 0])
     number = {name: i for i, name in enumerate(names)}
     return {
-        "colour": number.get(color or "", -1),
+        "color": number.get(color or "", -1),
         "dash": number[rest[0]] if rest else -1,
         "panel": number.get(panel or "", -1),
         "shown": shown,

@@ -2,7 +2,7 @@
 // Draws with plotly what the page's data say, and makes the controls: real inputs, so that a keyboard reaches all of them.
 (() => {
 const STUDIES = JSON.parse(document.getElementById("data").textContent).studies;
-const COLOURS = 8;
+const COLORS = 8;
 const DASHES = ["solid", "dash", "dot", "dashdot", "longdash", "longdashdot"];
 const STROKES = { solid: "", dash: "6 4", dot: "2 3", dashdot: "6 3 2 3", longdash: "10 4", longdashdot: "10 3 2 3" };
 const SYMBOLS = ["circle", "square", "triangle-up", "diamond", "triangle-down", "cross", "x", "star"];
@@ -25,7 +25,7 @@ function make(tag, attributes = {}, ...children) {
   return element;
 }
 const css = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
-const series = (number) => css(`--c${(number % COLOURS) + 1}`);
+const series = (number) => css(`--c${(number % COLORS) + 1}`);
 const faint = (hex, share) => hex + Math.round(255 * share).toString(16).padStart(2, "0");
 const safe = (text) => String(text).replace(/&/g, "&amp;").replace(/</g, "&lt;"); // plotly reads some HTML
 function number(value, share) {
@@ -34,9 +34,9 @@ function number(value, share) {
   return value !== 0 && (Math.abs(value) < 1e-3 || Math.abs(value) >= 1e7) ? value.toExponential(3) : String(Number(value.toPrecision(4)));
 }
 
-function swatch(colour, symbol, dash) {
+function swatch(color, symbol, dash) {
   const picture = make("svg", { width: 30, height: 14, viewBox: "0 0 30 14", "aria-hidden": "true", focusable: "false" });
-  const stroke = colour < 0 ? "var(--muted)" : `var(--c${(colour % COLOURS) + 1})`;
+  const stroke = color < 0 ? "var(--muted)" : `var(--c${(color % COLORS) + 1})`;
   picture.append(make("line", { x1: 0, x2: 30, y1: 7, y2: 7, stroke, "stroke-width": 2.5, "stroke-dasharray": STROKES[dash] }));
   if (symbol >= 0) picture.append(make("path", { d: SHAPES[symbol % SHAPES.length], transform: "translate(15,7)", fill: stroke, stroke }));
   return picture;
@@ -108,7 +108,7 @@ function render(box, traces, layout, label) {
 
 const widthOf = (box) => (printing ? PAGE : Math.max(260, box.clientWidth));
 
-// panels: [{title, lines: [{label, x, y, colour, dash, symbol, band, bars, floor, fit, guide}]}]
+// panels: [{title, lines: [{label, x, y, color, dash, symbol, band, bars, floor, fit, guide}]}]
 function plot(box, panels, o, label) {
   const width = widthOf(box), { columns, rows, narrow } = grid(width, panels.length);
   const titled = panels.some((panel) => panel.title), one = panels.length === 1;
@@ -149,8 +149,8 @@ function nest(lines) {
 }
 
 function drawn(line, xaxis, yaxis, o) {
-  const colour = line.guide ? css("--muted") : series(line.colour), found = [], on = { xaxis, yaxis };
-  const area = (x, low, high) => ({ ...on, x: [...x, ...[...x].reverse()], y: [...high, ...[...low].reverse()], fill: "toself", fillcolor: faint(colour, 0.16), line: { width: 0 }, mode: "lines", hoverinfo: "skip", meta: "band" });
+  const color = line.guide ? css("--muted") : series(line.color), found = [], on = { xaxis, yaxis };
+  const area = (x, low, high) => ({ ...on, x: [...x, ...[...x].reverse()], y: [...high, ...[...low].reverse()], fill: "toself", fillcolor: faint(color, 0.16), line: { width: 0 }, mode: "lines", hoverinfo: "skip", meta: "band" });
   if (line.band) {
     const kept = line.x.map((_, place) => place).filter((place) => line.y[place] !== null && (!o.logY || line.y[place] > 0) && line.band.low[place] !== null && line.band.high[place] !== null);
     const at = (values) => kept.map((place) => values[place]);
@@ -159,18 +159,18 @@ function drawn(line, xaxis, yaxis, o) {
   }
   if (line.fit) {
     found.push(area(line.fit.x, line.fit.low, line.fit.high));
-    found.push({ ...on, x: line.fit.x, y: line.fit.y, mode: "lines", line: { color: colour, width: 1.5, dash: line.dash }, hoverinfo: "skip", meta: "fit" });
+    found.push({ ...on, x: line.fit.x, y: line.fit.y, mode: "lines", line: { color: color, width: 1.5, dash: line.dash }, hoverinfo: "skip", meta: "fit" });
   }
   if (line.floor) {
     const ends = line.x.filter((x) => x !== null);
-    found.push({ ...on, x: [ends.find((x) => !o.logX || x > 0), ends.at(-1)], y: [line.floor, line.floor], mode: "lines", line: { color: colour, width: 1.2, dash: "2px,4px" }, hoverinfo: "skip", meta: "floor" });
+    found.push({ ...on, x: [ends.find((x) => !o.logX || x > 0), ends.at(-1)], y: [line.floor, line.floor], mode: "lines", line: { color: color, width: 1.2, dash: "2px,4px" }, hoverinfo: "skip", meta: "floor" });
   }
-  const bars = line.bars && { type: "data", symmetric: false, array: line.bars.high.map((high, place) => (high === null ? 0 : high - line.y[place])), arrayminus: line.bars.low.map((low, place) => (low === null ? 0 : line.y[place] - low)), thickness: 1.3, width: 3, color: colour };
+  const bars = line.bars && { type: "data", symmetric: false, array: line.bars.high.map((high, place) => (high === null ? 0 : high - line.y[place])), arrayminus: line.bars.low.map((low, place) => (low === null ? 0 : line.y[place] - low)), thickness: 1.3, width: 3, color: color };
   found.push({
     ...on, x: line.x, y: o.logY ? line.y.map((y) => (y > 0 ? y : null)) : line.y, name: line.label, meta: line.guide ? "guide" : "main", error_y: bars || undefined,
     mode: line.guide ? "lines" : o.dots || line.fit ? "markers" : "lines+markers",
-    line: { color: colour, width: line.guide ? 1.5 : line.width || 1.8, dash: line.guide ? "dash" : line.dash },
-    marker: { color: colour, symbol: SYMBOLS[(line.symbol ?? line.colour ?? 0) % SYMBOLS.length], size: 7, maxdisplayed: o.curves ? 5 : 0 },
+    line: { color: color, width: line.guide ? 1.5 : line.width || 1.8, dash: line.guide ? "dash" : line.dash },
+    marker: { color: color, symbol: SYMBOLS[(line.symbol ?? line.color ?? 0) % SYMBOLS.length], size: 7, maxdisplayed: o.curves ? 5 : 0 },
     hovertemplate: `<b>${safe(line.label)}</b>${o.names ? "" : `<br>${safe(o.x)} %{x}`}<br>${safe(o.y)} %{y:${o.share ? ".2%" : ".4g"}}<extra></extra>`,
   });
   return found;
@@ -201,26 +201,26 @@ function curves(panel, study) {
   if (c.trials > 1) controls.append(pick("Band", [["none", "none"], ["error", "± 2 standard errors"], ["quantiles", `10 to 90 % of ${c.trials} trials`]], state.band, change("band")));
   controls.append(tick("log x axis", false, change("logX")), logY);
   if (floors) controls.append(tick("predicted floor (dotted)", true, change("floors")));
-  const groups = dims.map((dim, place) => choices(dim.title, dim.values, state.shown[place], (value) => (place === c.colour ? swatch(value, value, "solid") : null), () => draw()));
+  const groups = dims.map((dim, place) => choices(dim.title, dim.values, state.shown[place], (value) => (place === c.color ? swatch(value, value, "solid") : null), () => draw()));
   panel.append(controls, ...groups, key, about, box, summary, more);
 
   function draw() {
     const metric = c.metrics[state.metric], visible = c.runs.filter((run) => run.at.every((value, place) => state.shown[place].has(value)));
     const lines = visible.filter((run) => state.x === "step" || run.per_step[state.x]);
-    const rest = dims.map((_, place) => place).filter((place) => place !== c.colour && place !== state.panel);
+    const rest = dims.map((_, place) => place).filter((place) => place !== c.color && place !== state.panel);
     const name = (run, places) => places.filter((place) => state.shown[place].size > 1).map((place) => dims[place].values[run.at[place]]).join(", ");
     const combos = [...new Set(lines.map((run) => name(run, rest)))];
     const panels = new Map();
     for (const run of lines) {
       const value = run.values[metric.name], scale = state.x === "step" ? 1 : run.per_step[state.x];
       const all = dims.map((_, place) => place).filter((place) => place !== state.panel);
-      const label = name(run, all) || (c.colour >= 0 ? dims[c.colour].values[run.at[c.colour]] : study.name);
+      const label = name(run, all) || (c.color >= 0 ? dims[c.color].values[run.at[c.color]] : study.name);
       const error = (sign) => value.error.map((one, place) => (one === null || value.mean[place] === null ? null : value.mean[place] + sign * 2 * one));
       const band = !value.error || state.band === "none" ? null : state.band === "error" ? { low: error(-1), high: error(1) } : { low: value.low, high: value.high };
       const title = state.panel < 0 ? "" : dims[state.panel].values[run.at[state.panel]];
       if (!panels.has(title)) panels.set(title, []);
-      const colour = c.colour < 0 ? 0 : run.at[c.colour];
-      panels.get(title).push({ label, x: c.steps[run.steps].map((step) => step * scale), y: value.mean, colour, symbol: colour, dash: DASHES[combos.indexOf(name(run, rest)) % DASHES.length], band, error: value.error, floor: state.floors && metric.name === "grad_norm_sq" ? run.floor : null, title });
+      const color = c.color < 0 ? 0 : run.at[c.color];
+      panels.get(title).push({ label, x: c.steps[run.steps].map((step) => step * scale), y: value.mean, color, symbol: color, dash: DASHES[combos.indexOf(name(run, rest)) % DASHES.length], band, error: value.error, floor: state.floors && metric.name === "grad_norm_sq" ? run.floor : null, title });
     }
     if (c.nested) panels.forEach(nest);
     key.replaceChildren(...(combos.length > 1 ? combos.map((text, place) => make("span", {}, swatch(-1, -1, DASHES[place % DASHES.length]), text)) : []));
@@ -262,7 +262,7 @@ function lines(panel, study, place) {
   function draw() {
     const panels = chart.panels.map((one) => ({
       ...one,
-      lines: one.lines.filter((line) => shown.has(labels.indexOf(line.label))).map((line) => ({ ...line, colour: labels.indexOf(line.label), dash: "solid", bars: line.low ? line : null })),
+      lines: one.lines.filter((line) => shown.has(labels.indexOf(line.label))).map((line) => ({ ...line, color: labels.indexOf(line.label), dash: "solid", bars: line.low ? line : null })),
     })).filter((one) => one.lines.some((line) => !line.guide));
     if (chart.nested) panels.forEach((one) => nest(one.lines));
     if (!panels.length) panels.push({ title: "", lines: [] });
@@ -432,7 +432,7 @@ document.addEventListener("click", async (event) => {
   }
 });
 
-// ---- colours, sizes, printing
+// ---- colors, sizes, printing
 
 const root = document.documentElement, themeButton = document.getElementById("theme"), dark = matchMedia("(prefers-color-scheme: dark)");
 function theme(name) {
