@@ -100,7 +100,7 @@ def test_a_disk_that_is_full_is_named(study, tmp_path):
 # ---- choosing
 
 
-def test_options_that_belong_to_another_pool_are_refused():
+def test_options_that_belong_to_another_executor_are_refused():
     assert create(workers=3) == Local(workers=3)
     assert create("ray", address="auto") == Ray(address="auto")
     assert create("slurm", slurm={"cpus": 2}) == Slurm(options={"cpus": 2})
@@ -189,7 +189,7 @@ def test_ray_replaces_the_board_and_kills_what_does_not_hear():
 
 
 @pytest.mark.cluster
-def test_ray_names_the_killed_and_another_pool_goes_on_to_the_same_table(study, file, tmp_path):
+def test_ray_names_the_killed_and_another_executor_goes_on_to_the_same_table(study, file, tmp_path):
     pytest.importorskip("ray")
     out = tmp_path / "out"
     process = run_in_background(file, out, "--on", "ray", "--workers", "2")
@@ -281,7 +281,7 @@ def running(out: Path) -> dict[str, int]:
 
 @pytest.mark.cluster
 @pytest.mark.xdist_group("slurm")
-def test_slurm_names_the_killed_and_another_pool_goes_on_to_the_same_table(slurm, study, tmp_path):
+def test_slurm_names_the_killed_and_another_executor_goes_on_to_the_same_table(slurm, study, tmp_path):
     out = tmp_path / "out"
     long = next(run for run in study.runs if run.algorithm == "push_pull" and run.lr == 0.001)
     killed = []
@@ -344,8 +344,8 @@ def test_what_is_submitted_to_slurm(workers, limit, tmp_path, monkeypatch):
         (tmp_path / name).write_text("#!/bin/sh\necho Submitted batch job 7\n")
         (tmp_path / name).chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
-    pool = Slurm(workers=workers, options={"setup": "module load x\nmodule load y"})
-    ids = pool._submit(tmp_path, "name", [("text", "progress", "heartbeat")] * 300, 3)
+    executor = Slurm(workers=workers, options={"setup": "module load x\nmodule load y"})
+    ids = executor._submit(tmp_path, "name", [("text", "progress", "heartbeat")] * 300, 3)
     assert ids == [f"7_{number}" for number in range(300)]
     lines = next(tmp_path.glob("*submission*.sh")).read_text().splitlines()
     assert {"module load x", "module load y", f"#SBATCH --array=0-299%{limit}", "#SBATCH --time=3"} <= set(lines)
@@ -357,13 +357,13 @@ def test_with_workers_the_next_array_waits_for_the_last(slurm, file, tmp_path, m
     monkeypatch.setattr(slurm_executor, "ARRAY", 1)
     done, submit = [], type(slurm)._submit
 
-    def watched(pool, *given):
+    def watched(executor, *given):
         done.append(len(list((tmp_path / "out" / "runs").glob("*.parquet"))))
-        return submit(pool, *given)
+        return submit(executor, *given)
 
     monkeypatch.setattr(type(slurm), "_submit", watched)
-    pool = type(slurm)(workers=1, options=slurm.options)
-    outcome = run_study(load(file, {"algorithms": "push_pull"}), tmp_path / "out", executor=pool)
+    executor = type(slurm)(workers=1, options=slurm.options)
+    outcome = run_study(load(file, {"algorithms": "push_pull"}), tmp_path / "out", executor=executor)
     assert outcome.finished
     assert done == [0, 1]
 
