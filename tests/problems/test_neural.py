@@ -611,7 +611,8 @@ def test_training_as_a_conclusion(tmp_path):
     tables = [execute(run)[0] for run in study.runs]
     outcome = Outcome(study, tmp_path, pd.concat(tables, ignore_index=True), 1.0)
     found = conclusions.conclude(outcome)
-    assert list(found.figures) == ["loss", "accuracy", "batch-gradient", "partition"]
+    by_nodes = ["loss-by-nodes", "accuracy-by-nodes"]
+    assert list(found.figures) == ["loss", "accuracy", "batch-gradient", *by_nodes, "partition"]
     table = outcome.table
     mine = table[(table.topology == "exponential") & (table.nodes == 4)]
     last = mine[mine.step == 60]
