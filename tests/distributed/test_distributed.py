@@ -12,10 +12,13 @@ import worker_parity
 from processes import HANG, launched, started
 from torch import nn
 
-from perron import PerronError, Problem, PushPull, RobustPushPull, Simulation, distributed
+from perron import Mixing, PerronError, Problem, PushPull, RobustPushPull, Simulation, distributed
 from perron.algorithms.robust import under_way
 from perron.distributed import asynchronous
 from perron.distributed.optimizer import Decentralized
+from perron.distributed.process_group import Peers, wait
+from perron.errors import NetworkError
+from perron.networks import topologies
 from perron.problems import Logistic, Quadratic
 from perron.random import Keyed
 
@@ -72,6 +75,28 @@ def test_a_dead_or_silent_node_is_named_within_the_timeout(fault, timeout, tmp_p
     named = [out for out, _ in said.values() if "lost node 1" in out]
     assert named  # by its neighbours
     assert any(("silent for 10 s" if fault == "stop" else "connection is closed") in out for out in named)
+
+
+class Gone(Peers):
+    """Peers whose connections are closed when a transfer is posted."""
+
+    rank, size, node_ids, remedy = 0, 3, (4, 5, 6), "Start again."
+
+    def post(self, _transfers):
+        raise RuntimeError("Connection closed by peer")
+
+    def finish(self, works, timeout=1.0):
+        for work, what in works:
+            wait(work, what, timeout, self.remedy)
+
+
+def test_a_transfer_that_cannot_be_posted_is_named_like_one_that_fails():
+    node = distributed.DistributedNode(Mixing.uniform(topologies.exponential(3)), peers=Gone())
+    waiting = node.pull(torch.ones(2)), node.push(torch.ones(2))
+    edge = r"Node 4 lost node 5 in step 0 \(edge node 5 -> node 4, pull of 2 numbers and push of 2 numbers\)"
+    for one in waiting:
+        with pytest.raises(NetworkError, match=rf"^{edge}: its connection is closed, .* Start again\.$"):
+            one.wait()
 
 
 def test_init_needs_a_launcher(monkeypatch):

@@ -56,7 +56,6 @@ class _Link(threading.Thread, ABC):
         """Send or receive until the last message, or an error."""
 
     def transfer(self, tensor: Tensor, *, sent: bool) -> None:
-        """Send the tensor or receive into it, and wait."""
         for work in self.peers.post([Transfer(self.neighbor, tensor, self.tag, sent)]):
             wait(work, self.what, FOREVER, self.peers.remedy)
 

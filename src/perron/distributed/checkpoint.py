@@ -64,7 +64,6 @@ class Moment(NamedTuple):
     step: int
 
     def within(self, folder: Path) -> Path:
-        """Return its directory."""
         return folder / self.run / f"step-{self.step:010d}"
 
 
@@ -328,7 +327,6 @@ def _read(folder: Path, moment: Moment, node: int) -> tuple[dict[str, Any], dict
 
 
 def _saved_by(folder: Path, moment: Moment) -> int | None:
-    """Return the number of nodes that saved a checkpoint, from the first readable file of any node."""
     for number in _numbers(moment.within(folder)):
         with suppress(FileError):
             return int(_read(folder, moment, number)[0]["nodes"])
@@ -345,13 +343,11 @@ def _names(folder: Path) -> list[str]:
 
 
 def _numbers(place: Path) -> list[int]:
-    """Return the nodes that have files in a directory."""
     files = [re.fullmatch(r"node-(\d+)\.(?:safetensors|json)", name, re.ASCII) for name in _names(place)]
     return sorted({int(file[1]) for file in files if file})
 
 
 def _directories(folder: Path) -> list[Path]:
-    """Return the directories of checkpoints."""
     places = [folder / run / name for run in _names(folder) for name in _names(folder / run)]
     return [place for place in places if re.fullmatch(r"step-\d+", place.name, re.ASCII)]
 

@@ -150,14 +150,14 @@ class Batch:
         self.plans = node.plan(exchanges)
         self.transfers = [self._transfer(plan) for plan in self.plans]
         self.works: list[Any] = []
-        self.failed: _FailedWork | None = None
+        self.failed: tuple[int, _FailedWork] | None = None  # the transfer that could not be posted
         # On gloo each transfer has a work of its own, NCCL has one for all of them.
         self.separate = all(one.tensor.device.type == "cpu" for one in self.transfers)
         try:
             for group in [[one] for one in self.transfers] if self.separate else [self.transfers]:
                 self.works += node.peers.post(group)
         except (RuntimeError, dist.DistError) as error:
-            self.failed = _FailedWork(error)
+            self.failed = len(self.works), _FailedWork(error)
 
     def _transfer(self, plan: MessagePlan) -> Transfer:
         node, tensors = self.node, [self.exchanges[index].tensor for index in plan.indices]
@@ -175,7 +175,7 @@ class Batch:
         neighbors = [node.peers.node_ids[plan.neighbor] for plan in self.plans]
         works = list(enumerate(record_waits(self.works, neighbors, node.waited)))
         if self.failed is not None:
-            works = [(len(self.works), self.failed)]
+            works = [self.failed]
         try:
             node.peers.finish([(work, partial(self._describe_loss, place)) for place, work in works], node.timeout)
         except NetworkError:

@@ -50,7 +50,6 @@ class FlatParameters:
             raise PerronError(f"All parameters need one floating type and one device; got {shown}.")
 
     def _split(self, vector: Tensor) -> tuple[Tensor, ...]:
-        """Return each parameter's part of a vector."""
         return vector.split([param.numel() for param in self.params])  # type: ignore[no-untyped-call]
 
     def _with_groups(self, groups: Groups, vector: Tensor) -> Iterator[tuple[dict[str, Any], nn.Parameter, Tensor]]:
@@ -58,7 +57,6 @@ class FlatParameters:
         yield from zip((groups[index] for index in self._owners), self.params, self._split(vector), strict=True)
 
     def attach(self) -> None:
-        """Make the parameters views of the vector."""
         for param, view in zip(self.params, self._views, strict=True):
             param.data = view
         self.remember()

@@ -120,11 +120,9 @@ class DistributedNode(Node):
             batch.finish()
 
     def close(self) -> None:
-        """Finish the communication, on every node."""
         self.drain()
 
     def finished(self, batch: Batch) -> None:
-        """Forget a batch whose messages have all arrived."""
         self._posted.remove(batch)
 
     def tag(self, part: int) -> int:
@@ -132,7 +130,6 @@ class DistributedNode(Node):
         return (self._batches * 64 + part) % 2**31
 
     def encode(self, tensor: Tensor) -> Tensor:
-        """Convert a tensor to the type of the messages."""
         return tensor if self.wire is None else tensor.to(self.wire)
 
     def uniform(self) -> Tensor:
