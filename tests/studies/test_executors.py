@@ -7,6 +7,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import ClassVar
 
@@ -195,8 +196,11 @@ def test_ray_names_the_killed_and_another_executor_goes_on_to_the_same_table(stu
     process = run_in_background(file, out, "--on", "ray", "--workers", "2")
 
     def at_work():
-        family = psutil.Process(process.pid).children(recursive=True)
-        return [one for one in family if "ray::_work" in " ".join(one.cmdline())]
+        found = []
+        for one in psutil.Process(process.pid).children(recursive=True):
+            with suppress(psutil.NoSuchProcess):  # it has ended meanwhile
+                found += [one] * ("ray::_work" in " ".join(one.cmdline()))
+        return found
 
     wait_for(at_work)[0].kill()
     family = psutil.Process(process.pid).children(recursive=True)
