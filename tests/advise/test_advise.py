@@ -20,13 +20,13 @@ FOUR = Mixing.random_integer(topologies.exponential(4), seed=0)
 
 
 def fit(advice, name):
-    return next(one for one in advice.fits if one.name == name)
+    return next(one for one in advice.assessments if one.name == name)
 
 
 def test_numbers_are_those_of_theory():
     needs = Needs(smoothness=2.0, noise_var=3.0, gap=0.5, steps=20_000, dim=100)
     advice = advise(FOUR, needs)
-    for one in advice.fits:
+    for one in advice.assessments:
         if one.family == "tree":
             continue
         assert one.stable.upper == pytest.approx(theory.stable_lr(ALGORITHMS[one.name], FOUR, 2.0).upper)
@@ -64,7 +64,7 @@ def test_bytes_are_those_that_the_simulator_counts(name):
         problem, ALGORITHMS[name], mixing, lr=0.001, steps=2, metrics=["bytes_sent"], every=1, progress=False
     )
     sent = history.mean("bytes_sent")
-    assert advice.fits[0].bytes_per_step == sent[2] - sent[1]
+    assert advice.assessments[0].bytes_per_step == sent[2] - sent[1]
 
 
 def test_push_pull_is_chosen_unless_another_is_clearly_better():
@@ -217,7 +217,7 @@ def test_what_limits_a_network_is_tried_out():
 def test_the_recommended_step_works_on_logistic_regression():
     problem = Logistic.synthetic(4, samples=4000, batch=20)
     needs = Needs(smoothness=problem.smoothness, noise_var=0.1, gap=0.3, steps=500)
-    for one in advise(FOUR, needs).fits:
+    for one in advise(FOUR, needs).assessments:
         mixing = Mixing.spanning_trees(topologies.exponential(4)) if one.name == "stpp" else FOUR
         with warnings.catch_warnings():
             warnings.simplefilter("error")  # divergence warns

@@ -16,7 +16,7 @@ from perron.design.weights import Balanced, Simplex, search
 from perron.errors import GraphError, MixingError, PerronError
 from perron.networks import topologies
 from perron.networks.spectral import decay_rate, mixing_sum
-from perron.theory.recursion import dense
+from perron.theory.matrix_node import dense
 
 GRAPHS = {
     "grid": topologies.grid(9),
@@ -231,10 +231,10 @@ def test_the_level_is_the_measured_one(designs):
 def test_the_differentiable_level_is_that_of_theory(metric):
     mixing = perron.Mixing.random_integer(GRAPHS["k_out"], seed=0)
     curvature = torch.tensor([0.2, 1.0], dtype=torch.float64)
-    driven = goals.Driven(perron.PushPull(), curvature, mixing)
+    dynamics = goals.Dynamics(perron.PushPull(), curvature, mixing)
     at = [torch.as_tensor(dense(m)) for m in (mixing.pull, mixing.push)]
-    value = driven.level(0.05, metric, slowest=0.9999)(at).exp()  # so slow that there is no penalty
-    assert float(value) == pytest.approx(driven.true_level(mixing, 0.05, metric), rel=1e-8)
+    value = dynamics.level(0.05, metric, slowest=0.9999)(at).exp()  # so slow that there is no penalty
+    assert float(value) == pytest.approx(dynamics.true_level(mixing, 0.05, metric), rel=1e-8)
 
 
 def test_other_algorithms_of_the_family_and_no_others():

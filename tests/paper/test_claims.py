@@ -14,11 +14,22 @@ from perron.algorithms import ADDOPT
 from perron.cli import paper as paper_cli
 from perron.cli.main import app
 from perron.errors import FailedError, PerronError
-from perron.paper import CLAIMS, Claim, Evidence, bounds, checked, chosen, experiments, identities, noise, spectra
-from perron.paper.claim import judged
+from perron.paper import (
+    CLAIMS,
+    Claim,
+    Evidence,
+    bounds,
+    check_claim,
+    experiments,
+    identities,
+    noise,
+    select_claims,
+    spectra,
+)
+from perron.paper.claim import conclude
 from perron.paper.practicality import GRAPHS, practicality
-from perron.paper.search import FAMILIES, Pair, worst
-from perron.theory.theorem import Mixes
+from perron.paper.search import FAMILIES, Pair, check_inequality, worst
+from perron.theory.theorem import MixingConstants
 
 LOW = 8  # candidates in a search
 
@@ -26,7 +37,7 @@ LOW = 8  # candidates in a search
 @pytest.mark.parametrize("seed", [0, 1])
 @pytest.mark.parametrize("key", CLAIMS)
 def test_the_verdict_is_the_expected_one(key, seed):
-    result = checked(CLAIMS[key], seed=seed, effort=LOW)
+    result = check_claim(CLAIMS[key], seed=seed, effort=LOW)
     assert result.agrees, result.evidence
     assert (result.evidence.counterexample is None) == (result.evidence.verdict == "holds")
     json.dumps(result.to_dict(), allow_nan=False)
@@ -65,7 +76,7 @@ CHANGED = {
     "12": (partial(noise.one_step_descent, constants=1e9), "holds"),
     "13": (partial(experiments.graphs_of_the_text, text_graphs=True), "holds"),
     "14": (partial(experiments.common_start, start="equal"), "holds"),
-    "15a": (partial(identities.regulariser, summed=False), "holds"),
+    "15a": (partial(identities.regularizer, summed=False), "holds"),
     "15b": (partial(bounds.missing_blocks, restored=True), "holds"),
     "15c": (partial(noise.known_at_the_time, lag=1), "holds"),
     "16": (partial(noise.residual_blocks, tighten=0.1), "false"),
@@ -86,25 +97,23 @@ def test_every_claim_is_changed_once():
 def test_a_wrong_formula_in_the_library_is_noticed(monkeypatch):
     honest = spectra.mixing_sum_bound
     monkeypatch.setattr(spectra, "mixing_sum_bound", lambda matrix: 0.7 * honest(matrix))
-    assert checked(CLAIMS["7a"], effort=LOW).evidence.verdict == "false"
+    assert check_claim(CLAIMS["7a"], effort=LOW).evidence.verdict == "false"
 
 
 def test_a_repair_that_fails_is_noticed():
-    def too_weak(pair):
-        return 1.01
+    def score(pair, ratio):
+        return ratio
 
     rng = np.random.default_rng(0)
-    found = spectra.compared(lambda pair: 2.0, rng, 4, repaired=too_weak, repair="nothing")
+    found = check_inequality(score, rng, 4, version=(2.0,), repaired=(1.01,), repair="nothing")
     assert found.verdict == "false"
     assert found.counterexample["lhs/rhs"] == 2
-    assert [judged(True), judged(False), judged(False, False), judged(False, True)] == [
-        "holds",
-        "false",
-        "false",
-        "repaired",
-    ]
+    outcomes = [{"printed": True}, {"printed": False}]
+    outcomes += [{"printed": False, "repaired": repaired} for repaired in (False, True)]
+    verdicts = [conclude("", {}, {}, **outcome).verdict for outcome in outcomes]
+    assert verdicts == ["holds", "false", "false", "repaired"]
     several = iter([0.5, np.nan, *[0.5] * 9])
-    assert spectra.compared(lambda pair: next(several), rng, 4).verdict == "false"  # what is not a number does not pass
+    assert check_inequality(lambda pair: next(several), rng, 4).verdict == "false"  # what is not a number does not pass
 
 
 @pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.__name__)
@@ -114,14 +123,14 @@ def test_families_are_what_they_should_be(family):
         assert pair.mixing.is_strongly_connected  # Mixing also checks that A and B are stochastic
         assert pair.A_norms.sum() <= pair.s_A * (1 + 1e-6)
         assert max(pair.A_norms.sum(), (pair.A_norms**2).sum()) == pytest.approx(pair.s_A, rel=1e-6)
-        assert asdict(pair.mixes) == pytest.approx(asdict(Mixes.of(pair.mixing)))
+        assert asdict(pair.constants) == pytest.approx(asdict(MixingConstants.of(pair.mixing)))
         power = min(5, len(pair.B_powers) - 1)
         deviation = np.linalg.matrix_power(pair.B, power) - np.outer(pair.pi_B, np.ones(pair.nodes))
         assert deviation == pytest.approx(pair.B_powers[power])
 
 
 def test_the_same_seed_finds_the_same():
-    first, again, other = (checked(CLAIMS["7h"], seed=seed, effort=LOW).evidence for seed in (4, 4, 5))
+    first, again, other = (check_claim(CLAIMS["7h"], seed=seed, effort=LOW).evidence for seed in (4, 4, 5))
     assert first == again
     assert first != other
 
@@ -155,15 +164,15 @@ def test_exact_moments_agree_with_sampled_ones():
 
 
 def test_choosing():
-    assert [claim.key for claim in chosen(["7", "2"])] == [
+    assert [claim.key for claim in select_claims(["7", "2"])] == [
         "2", "2b", "2c", "2d", "2e", *(f"7{letter}" for letter in "abcdefghijkl"),
     ]  # fmt: skip
-    assert [claim.key for claim in chosen(["7h"])] == ["7h"]
-    assert len(chosen()) == len(CLAIMS)
+    assert [claim.key for claim in select_claims(["7h"])] == ["7h"]
+    assert len(select_claims()) == len(CLAIMS)
     with pytest.raises(PerronError, match=r"There is no claim '99'.*There are: 1, 2, 2b"):
-        chosen(["99"])
+        select_claims(["99"])
     with pytest.raises(PerronError, match="seed >= 0 and an effort >= 1"):
-        checked(CLAIMS["3a"], effort=0)
+        check_claim(CLAIMS["3a"], effort=0)
 
 
 def run(*arguments):

@@ -11,7 +11,7 @@ from perron.cli.main import app
 from perron.errors import SpectralError
 from perron.networks import topologies
 from perron.theory.theorem import (
-    Mixes,
+    MixingConstants,
     TheoremOne,
     block_bound,
     block_conditions,
@@ -33,7 +33,7 @@ PRACTICALITY = [
 def test_what_the_theorem_asks_for(topology, n, block, step):
     found = []
     for seed in range(30):
-        mixes = Mixes.of(Mixing.random_integer(topology(n), seed=seed))
+        mixes = MixingConstants.of(Mixing.random_integer(topology(n), seed=seed))
         m = block_bound(n, mixes.alignment, mixes.pull_sum, mixes.push_sum)
         assert m == pytest.approx(20 * n**3 * (mixes.pull_sum * mixes.push_sum / mixes.alignment) ** 2)
         found.append((m, steps_limit(mixes, m, 1.0)))
@@ -61,7 +61,7 @@ def test_the_corrected_bound_follows_from_the_first(mixing, steps):
     one = TheoremOne.of(mixing, steps=steps, corrected=True)
     assert one.first_bound() <= one.bound * (1 + 1e-12)
     assert 50 <= one.leading <= 74
-    assert one.block >= max(block_conditions(one.mixes).values())
+    assert one.block >= max(block_conditions(one.constants).values())
 
 
 def test_the_standard_branch_is_active_where_it_is_said_to_be(mixing):
@@ -75,11 +75,11 @@ def test_rows_and_errors(mixing):
     rows = dict(TheoremOne.of(mixing).rows())
     assert rows["n"] == "8"
     assert rows["leading constant"] == "44"
-    assert gap_bound(Mixes.of(mixing)) > 0
+    assert gap_bound(MixingConstants.of(mixing)) > 0
     with pytest.raises(SpectralError, match="positive noise; got -1"):
         TheoremOne.of(mixing, noise=-1.0)
     with pytest.raises(SpectralError, match="at least one step; got 0"):
-        Mixes.of(mixing, block=0)
+        MixingConstants.of(mixing, block=0)
 
 
 def test_proposition_two_is_vacuous_without_self_loops():

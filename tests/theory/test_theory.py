@@ -65,9 +65,9 @@ def test_the_recursion_is_what_runs(name):
     problem = Quadratic(
         problem.hessians, problem.centers - problem.optimum
     )  # the optimum is zero, the local ones are not
-    found, near = recursion(algorithm, mixing, lr), theory.around(problem)
+    found, near = recursion(algorithm, mixing, lr), theory.linearize(problem)
     assert torch.allclose(found.conserved.T @ (found.stages[0].P @ found.free), torch.zeros(()).double(), atol=1e-9)
-    M, N = found.stages[0].closed(near.curvature)
+    M, N = found.stages[0].closed_loop(near.curvature)
     force = near.grads.reshape(-1, 1).repeat(N.shape[-1] // near.grads.numel(), 1)
     # A run that is long enough for push-sum weights and the like to settle, then followed by the matrices.
     start = torch.ones(5, 2, dtype=torch.float64)
@@ -123,10 +123,10 @@ def test_periods_of_pull_and_push_may_differ():
 
 
 def test_threads_are_given_back():
-    from perron.theory.recursion import one_thread
+    from perron.theory.recursion import single_threaded
 
     before = torch.get_num_threads()
-    first, second = one_thread(), one_thread()
+    first, second = single_threaded(), single_threaded()
     first.__enter__()
     second.__enter__()
     first.__exit__(None, None, None)
@@ -160,7 +160,7 @@ def test_levels_are_those_of_the_simulator(name):
     algorithm = ALGORITHMS[name]
     mixing = network_for(algorithm)
     problem = Quadratic.random(5, 3, strong_convexity=0.3, noise_std=0.5, seed=1)
-    stable = theory.Stable(0.0, 0.08) if name == "focus_sampled" else theory.stable_lr(algorithm, mixing, problem)
+    stable = theory.StableRange(0.0, 0.08) if name == "focus_sampled" else theory.stable_lr(algorithm, mixing, problem)
     lr = (stable.lower + stable.upper) / 2
     level = theory.stationary(problem, algorithm, mixing, lr)
     metrics = ["grad_norm_sq", "grad_norm_sq_mean", "grad_norm_sq_local", "distance_sq", "distance_sq_local"]

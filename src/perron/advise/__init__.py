@@ -1,6 +1,7 @@
-"""An adviser: what a network is good for, which algorithm and which step to take, and what to expect of it."""
+"""The adviser: which algorithm and which step to use on a network, and what to expect."""
 
 from perron.advise.adviser import advise
-from perron.advise.records import Advice, Fit, Limit, Needs
+from perron.advise.records import Advice, Assessment, Limit, Needs
 
-__all__ = ["Advice", "Fit", "Limit", "Needs", "advise"]
+__all__ = ["Advice", "Assessment", "Limit", "Needs", "advise"]
+Fit = Assessment  # the name of version 0.1

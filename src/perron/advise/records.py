@@ -1,4 +1,4 @@
-"""What advice is made of: what is asked for, how each algorithm fits, what limits the network."""
+"""Inputs and results of the adviser: the constants of a problem, the assessment of each algorithm, the limits of a network."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from perron._storage.jsonable import to_jsonable
 from perron.algorithms.node import Side
 from perron.errors import PerronError
 from perron.networks.spectral import NetworkMetrics
-from perron.theory import Stable
+from perron.theory import StableRange
 
-BETTER = 0.8  # what the error of another algorithm must be times that of Push-Pull for us to prefer it
+BETTER = 0.8  # another algorithm is preferred to Push-Pull if its error is less than this times that of Push-Pull
 
 
 @dataclass(frozen=True, kw_only=True)
 class Needs:
-    """What is to be trained: the constants that advice depends on.
+    """The constants of the training problem that advice depends on.
 
     Attributes:
         smoothness: L, the largest curvature of a node's loss.
@@ -49,30 +49,30 @@ class Needs:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Fit:
-    """How an algorithm would do on the network; numbers are None where it cannot be used or is not stable.
+class Assessment:
+    """The predicted performance of an algorithm on the network; numbers are None where it cannot be used or is not stable.
 
     Attributes:
-        name, title, family: which.
+        name, title, family: of the algorithm.
         refusal: why it cannot be used here; empty if it can.
         stable: the steps lr that are stable at the curvature L; ``exact`` says whether from the recursion or from a rule.
-        lr, step: the recommended lr, and the effective step that it means.
+        lr, step: the recommended lr, and its effective step.
         level: the predicted stationary E |grad f(x-hat)|^2 at that lr, if all curvature is L.
         level_local: the predicted stationary mean_i E |grad f(x_i)|^2, of the nodes' own models; from the recursion only.
         error: the bound on the mean of E |grad f|^2 over T steps; None for biased methods and those in which nodes take part at
             random, for which it does not hold.
-        transient: T*, the steps from which on the network is not felt.
-        speedup: how many times more steps a single node would need for the same bound.
-        saturation: n*, the number of nodes from which on more of them do not help much within T steps, if the cap stays the same.
-        bytes_per_step: that travel over all links in a step; in vectors of length d if d is not known. None with a server.
-        remark: what limits its step.
+        transient: T*, the number of steps after which the network no longer slows convergence.
+        speedup: the factor by which a single node would need more steps for the same bound.
+        saturation: n*, the number of nodes beyond which more nodes help little within T steps, if the cap stays the same.
+        bytes_per_step: over all links; in vectors of length d if d is not known. None with a server.
+        remark: the quantity that limits its step.
     """
 
     name: str
     title: str
     family: str
     refusal: str = ""
-    stable: Stable | None = None
+    stable: StableRange | None = None
     exact: bool = True
     lr: float | None = None
     step: float | None = None
@@ -93,15 +93,15 @@ class Fit:
 
 @dataclass(frozen=True, kw_only=True)
 class Limit:
-    """The weight that matters most to a number: moving it changes ``what`` fastest.
+    """The weight to which a number is most sensitive.
 
     Attributes:
-        side: of which matrix.
-        what: rho_2, s or c.
+        side: the matrix of the weight.
+        what: the number: rho_2, s or c.
         source, target: the edge.
-        slope: by how much ``what`` changes for each unit of weight that the edge is given, its row or column normalised again.
-        node: whose choice of weights matters most to it.
-        moved: what becomes of ``what`` if the weight moves by a tenth (or half of itself) in the direction that lowers it.
+        slope: the derivative of the number with respect to the weight of the edge, its row or column normalised again.
+        node: the node whose choice of weights affects the number most.
+        moved: the number after the weight is changed by a tenth (or half of itself) in the direction that lowers it.
     """
 
     side: Side
@@ -115,40 +115,42 @@ class Limit:
 
 @dataclass(frozen=True, kw_only=True)
 class Advice:
-    """All that there is to say; ``print`` it, or `to_dict` for JSON.
+    """Advice on a network; ``print`` it, or use `to_dict` for JSON.
 
     Attributes:
         metrics: of the network.
-        needs: what was asked for.
-        fits: the algorithms looked at.
+        needs: the constants of the problem.
+        assessments: of the candidate algorithms.
         chosen: the recommended one; None if none works.
-        limits: what limits the network.
-        crossover: the number of nodes of this family from which on more do not help within T steps; None if not known or none.
-        family: the numbers of nodes that were looked at for it, with the bound on the error for each.
-        words: the answer in sentences.
+        limits: the weights that limit the network.
+        crossover: the number of nodes of this family beyond which more do not help within T steps; None if not known or none.
+        family: the numbers of nodes that were tried for it, with the bound on the error for each.
+        words: the advice in sentences.
     """
 
     metrics: NetworkMetrics
     needs: Needs
-    fits: tuple[Fit, ...]
-    chosen: Fit | None
+    assessments: tuple[Assessment, ...]
+    chosen: Assessment | None
     limits: tuple[Limit, ...]
     crossover: int | None
     family: tuple[tuple[int, float], ...]
     words: tuple[str, ...]
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain data, for JSON: infinite values become None."""
+        """Return plain data, for JSON: infinite values become None."""
         return to_jsonable(
             {
                 "network": self.metrics.to_dict(),
                 "needs": asdict(self.needs),
-                "algorithms": [asdict(fit) | {"stable": fit.stable and fit.stable._asdict()} for fit in self.fits],
+                "algorithms": [
+                    asdict(one) | {"stable": one.stable and one.stable._asdict()} for one in self.assessments
+                ],
                 "chosen": self.chosen and self.chosen.name,
                 "limits": [asdict(limit) for limit in self.limits],
                 "crossover": self.crossover,
                 "family": [{"nodes": nodes, "error": error} for nodes, error in self.family],
-                "words": list(self.words),
+                "words": self.words,
             }
         )
 
@@ -156,14 +158,11 @@ class Advice:
         unit = "bytes/step" if self.needs.dim is not None else "d-vectors/step"
         head = f"{'':22}{'stable lr':>12}{'lr':>11}{'floor':>11}{'speedup':>9}{unit:>16}"
         lines = [f"{self.metrics.name or 'network'}: {self.metrics.nodes} nodes", head]
-        for fit in self.fits:
-            if not fit.works:
-                lines.append(f"{fit.name:22}{fit.refusal or 'no stable step'}")
+        for one in self.assessments:
+            if not one.works:
+                lines.append(f"{one.name:22}{one.refusal or 'no stable step'}")
                 continue
-            cells = (fit.stable.upper if fit.stable else None, fit.lr, fit.level, fit.speedup, fit.bytes_per_step)
-            widths = (12, 11, 11, 9, 16)
-            row = (
-                f"{'-' if cell is None else f'{cell:.4g}':>{width}}" for cell, width in zip(cells, widths, strict=True)
-            )
-            lines.append(f"{fit.name:22}{''.join(row)}")
+            values = (one.stable.upper if one.stable else None, one.lr, one.level, one.speedup, one.bytes_per_step)
+            cells = ["-" if value is None else f"{value:.4g}" for value in values]
+            lines.append(f"{one.name:22}" + "".join(map(str.rjust, cells, (12, 11, 11, 9, 16))))
         return "\n".join([*lines, *self.words])

@@ -5,96 +5,97 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import ceil, inf
 
-from perron.advise.records import BETTER, Advice, Fit
+from perron.advise.records import BETTER, Advice, Assessment
 from perron.algorithms import ALGORITHMS
 from perron.networks.mixing import Mixing
 
 
 def sentences(advice: Advice, mixing: Mixing, labels: Sequence[str]) -> list[str]:
-    """The answer in sentences."""
-    said = [_validity(mixing), *advice.metrics.advice(), *_limits(advice, labels)]
-    if wild := [fit for fit in advice.fits if "wild start" in fit.remark]:
-        said.append(
-            f"{', '.join(fit.name for fit in wild)}: wild start. Gradients are divided by diag(A^t), which here falls to "
-            f"{wild[0].remark.rpartition(' ')[2]} of its limit before it settles: errors grow by as much first. Give "
+    """Return the advice in sentences."""
+    lines = [_validity(mixing), *advice.metrics.advice(), *_limits(advice, labels)]
+    if wild := [one for one in advice.assessments if "wild start" in one.remark]:
+        lines.append(
+            f"{', '.join(one.name for one in wild)}: wild start. Gradients are divided by diag(A^t), which on this network falls "
+            f"to {wild[0].remark.rpartition(' ')[2]} of its limit before it converges: errors first grow by the inverse. Give "
             "self-loops more weight."
         )
     chosen = advice.chosen
     if chosen is None:
-        return [*said, "None of the algorithms looked at works on this network; see why in the table."]
-    needs = advice.needs
-    said.append(_reason(advice, chosen))
-    stable = f"stable up to {chosen.stable.upper:.3g} at curvature L = {needs.smoothness:g}" if chosen.stable else ""
+        return [*lines, "None of the algorithms considered works on this network; the table says why."]
+    stable = (
+        f"stable up to {chosen.stable.upper:.3g} at curvature L = {advice.needs.smoothness:g}" if chosen.stable else ""
+    )
     if not chosen.exact:
         stable = "the tested default rule, as the network is too large for the exact recursion"
-    said.append(f"Take lr = {chosen.lr:.3g}: {stable}; effective step {chosen.step:.3g}.")
-    n, steps = advice.metrics.nodes, needs.steps
-    if needs.noise_var == 0:
-        said.append("Without noise there is nothing to average: more nodes do not make it faster.")
-        return said
+    lines += [_reason(advice, chosen), f"Take lr = {chosen.lr:.3g}: {stable}; effective step {chosen.step:.3g}."]
+    if advice.needs.noise_var == 0:
+        return [*lines, "Without noise there is nothing to average: more nodes do not speed up convergence."]
     local = "" if chosen.level_local is None else f"; of the nodes' own models: {chosen.level_local:.3g}"
-    said.append(f"Predicted floor of E|grad f(x-hat)|^2: {chosen.level:.3g}{local}.")
-    if n == 1 or chosen.error is None or chosen.transient is None or chosen.speedup is None:
-        return said
-    begins = f"{ceil(chosen.transient):,}" if chosen.transient < 1e15 else f"{chosen.transient:.1g}"
-    if chosen.transient <= steps:
-        said.append(
-            f"Within {steps:,} steps the network is not felt: linear speedup begins after about {begins}, and "
-            f"{n} nodes do what one does in {chosen.speedup:.3g} times as many steps."
-        )
+    lines.append(f"Predicted floor of E|grad f(x-hat)|^2: {chosen.level:.3g}{local}.")
+    if advice.metrics.nodes > 1 and chosen.error is not None:
+        lines += _expectation(advice, chosen, varying=mixing.period > 1)
+    return lines
+
+
+def _expectation(advice: Advice, chosen: Assessment, *, varying: bool) -> list[str]:
+    """The speedup, and the number of nodes up to which it grows."""
+    n, steps = advice.metrics.nodes, advice.needs.steps
+    transient, speedup = chosen.transient or inf, chosen.speedup or 0.0
+    begins = f"{ceil(transient):,}" if transient < 1e15 else f"{transient:.1g}"
+    equivalent = f"{n} nodes do what one does in {speedup:.3g} times as many steps."
+    if transient <= steps:
+        lines = [
+            f"Within {steps:,} steps the network is no bottleneck: linear speedup begins after about {begins}, and {equivalent}"
+        ]
     else:
-        said.append(
-            f"{steps:,} steps are too few for this network: it allows no larger step, and linear speedup begins only after about "
-            f"{begins}. Until then {n} nodes do what one does in {chosen.speedup:.3g} times as many steps."
-        )
+        lines = [
+            f"{steps:,} steps are too few for this network: it limits the step, and linear speedup begins only after about "
+            f"{begins}. Until then {equivalent}"
+        ]
     if advice.crossover is not None:
-        said.append(
+        lines.append(
             f"In this family of networks {advice.crossover} nodes do best within {steps:,} steps; more are slower."
         )
     elif advice.family:
-        said.append(
+        lines.append(
             f"In this family of networks more nodes help within {steps:,} steps, up to {advice.family[-1][0]} at least."
         )
     elif chosen.saturation is not None and 1 <= chosen.saturation < 1e9:
-        said.append(
-            f"With the step capped as here, even many more nodes would not get below half the error of "
-            f"{round(chosen.saturation):,} in {steps:,} steps."
+        lines.append(
+            f"With the same limit on the step, even many more nodes would not reach less than half the error of "
+            f"{round(chosen.saturation):,} nodes in {steps:,} steps."
         )
-    if mixing.period > 1:
-        said.append(
+    if varying:
+        lines.append(
             "The network varies in time: the floor is exact, at the end of a period; speedup and horizon assume that x-hat "
-            "follows SGD, which it then does roughly only."
+            "follows SGD, which then holds only approximately."
         )
-    return said
+    return lines
 
 
 def _limits(advice: Advice, labels: Sequence[str]) -> list[str]:
-    """Which links limit rho_2."""
-    said = []
-    for limit in advice.limits:
-        if limit.what == "rho_2":
-            metrics = getattr(advice.metrics, limit.side)
-            where = (
-                f"what node {labels[limit.source]} keeps to itself"
-                if limit.source == limit.target
-                else f"the link {labels[limit.source]} -> {labels[limit.target]}"
-            )
-            amount = "a tenth more" if limit.slope < 0 else "a tenth (or half of it) less"
-            gain = limit.moved is not None and limit.moved < metrics.rho_2
-            said.append(
-                f"What limits {limit.side} (rho_2 = {metrics.rho_2:.4g}): {where}. "
-                + (f"Given {amount} weight, rho_2 is {limit.moved:.4g}. " if gain else "")
-                + f"Of all nodes, the weights that node {labels[limit.node]} chooses matter most."
-            )
-    said += [
-        f"What limits {side} (rho_2 = {metrics.rho_2:.4g}): several modes are equally slow, so no single link does."
-        for side in ("pull", "push")
-        if (metrics := getattr(advice.metrics, side)) is not None
-        and metrics.rho_2 > 0
-        and advice.limits
-        and not any(limit.side == side and limit.what == "rho_2" for limit in advice.limits)
-    ]
-    return said
+    """The links that limit rho_2."""
+    lines = []
+    for side in ("pull", "push"):
+        metrics = getattr(advice.metrics, side)
+        if metrics is None or not advice.limits:
+            continue
+        head = f"What limits {side} (rho_2 = {metrics.rho_2:.4g}): "
+        limit = next((one for one in advice.limits if one.side == side and one.what == "rho_2"), None)
+        if limit is None:
+            if metrics.rho_2 > 0:
+                lines.append(f"{head}several modes are equally slow, so no single link does.")
+            continue
+        source, target = labels[limit.source], labels[limit.target]
+        where = f"the self-loop of node {source}" if limit.source == limit.target else f"the link {source} -> {target}"
+        amount = "a tenth more" if limit.slope < 0 else "a tenth (or half of it) less"
+        gain = limit.moved is not None and limit.moved < metrics.rho_2
+        lines.append(
+            f"{head}{where}. "
+            + (f"Given {amount} weight, rho_2 is {limit.moved:.4g}. " if gain else "")
+            + f"Of all nodes, the weights that node {labels[limit.node]} chooses matter most."
+        )
+    return lines
 
 
 def _validity(mixing: Mixing) -> str:
@@ -105,40 +106,37 @@ def _validity(mixing: Mixing) -> str:
     return f"The network is valid: {kind}, {connected}."
 
 
-def _reason(advice: Advice, chosen: Fit) -> str:
+def _reason(advice: Advice, chosen: Assessment) -> str:
     """Why this algorithm."""
-    text = f"Use {chosen.name} ({chosen.title})"
+    best: dict[str, Assessment] = {}  # of each other family; of equal bounds, that with the largest steps
+    for one in sorted(advice.assessments, key=lambda one: (one.error or inf, -_largest_step(one))):
+        if one.works and one.error is not None and one.family != chosen.family:
+            best.setdefault(one.family, one)
     parts = []
-    best: dict[str, Fit] = {}
-    for fit in sorted(
-        advice.fits, key=lambda one: (one.error or inf, -_bears(one))
-    ):  # equal bounds: the largest steps first
-        if fit.works and fit.error is not None and fit.family != chosen.family:
-            best.setdefault(fit.family, fit)
     overlap = ALGORITHMS[chosen.name].about.overlap
-    if best and min(fit.error or inf for fit in best.values()) > BETTER * (chosen.error or inf):
+    if best and min(one.error or inf for one in best.values()) > BETTER * (chosen.error or inf):
         hidden = "" if overlap == "-" else f", and its messages ({overlap}) travel while the gradient is computed"
         parts.append(f"no other has a clearly lower bound{hidden}")
-    for family, fit in best.items():
-        ratio = (fit.error or inf) / (chosen.error or inf)
-        share = (fit.bytes_per_step or inf) / (chosen.bytes_per_step or inf)
-        why = f", {fit.remark}" if fit.remark else ""
+    for family, one in best.items():
+        ratio = (one.error or inf) / (chosen.error or inf)
+        share = (one.bytes_per_step or inf) / (chosen.bytes_per_step or inf)
+        remark = f", {one.remark}" if one.remark else ""
         if ratio > 1.05:
             parts.append(
-                f"{family} has a bound {ratio:.2g} times as high, it bears {_bears(fit) / _bears(chosen):.2g} times the step "
-                f"({fit.name}{why})"
+                f"{family} has a bound {ratio:.2g} times as high, as it allows {_largest_step(one) / _largest_step(chosen):.2g} "
+                f"times the step ({one.name}{remark})"
             )
         elif share < 0.8:
-            parts.append(f"{family} ({fit.name}) would send {share:.2g} times the bytes for the same bound")
+            parts.append(f"{family} ({one.name}) would send {share:.2g} times the bytes for the same bound")
         else:
-            parts.append(f"{family} ({fit.name}) has the same bound")
-    if unbounded := [fit.name for fit in advice.fits if fit.works and fit.error is None and fit is not chosen]:
+            parts.append(f"{family} ({one.name}) has the same bound")
+    if unbounded := [one.name for one in advice.assessments if one.works and one.error is None and one is not chosen]:
         parts.append(f"without a bound to compare: {', '.join(unbounded)}")
-    if refused := [fit.name for fit in advice.fits if not fit.works]:
+    if refused := [one.name for one in advice.assessments if not one.works]:
         parts.append(f"not possible here: {', '.join(refused)}")
-    return text + (": " + "; ".join(parts) + "." if parts else ".")
+    return f"Use {chosen.name} ({chosen.title})" + (": " + "; ".join(parts) + "." if parts else ".")
 
 
-def _bears(fit: Fit) -> float:
+def _largest_step(one: Assessment) -> float:
     """The largest stable effective step."""
-    return fit.stable.upper * (fit.step or 0.0) / (fit.lr or 1.0) if fit.stable else 0.0
+    return one.stable.upper * (one.step or 0.0) / (one.lr or 1.0) if one.stable else 0.0

@@ -12,7 +12,7 @@ from perron.cli.options import Json, Network, Nodes, Options, Push, Seed, Weight
 from perron.errors import PerronError
 
 if TYPE_CHECKING:
-    from perron.advise import Advice, Fit
+    from perron.advise import Advice, Assessment
     from perron.networks.mixing import Mixing
 
 WIDTH = 120  # columns that the table needs
@@ -118,7 +118,7 @@ def _print(advice: Advice, notes: list[str], labels: list[str]) -> None:
         f"Delta = {needs.gap:.4g}, T = {needs.steps:,}"
     )
     table = Table(*columns, title=title, box=SIMPLE)
-    for fit in advice.fits:
+    for fit in advice.assessments:
         table.add_row(*_row(fit, bold=fit is advice.chosen))
     screen.print(table)
     screen.print(
@@ -140,7 +140,7 @@ def _print(advice: Advice, notes: list[str], labels: list[str]) -> None:
         screen.print(f"- {line}", highlight=False, markup=False)
 
 
-def _row(fit: Fit, *, bold: bool) -> list[str]:
+def _row(fit: Assessment, *, bold: bool) -> list[str]:
     name = f"[bold]{fit.name}[/bold]" if bold else fit.name
     if not fit.works or fit.stable is None:
         return [name, fit.family, "-", "-", "-", "-", "-", "-", fit.refusal or "no stable step"]

@@ -23,7 +23,7 @@ from perron.cli.options import (
 from perron.errors import FailedError, PerronError
 
 if TYPE_CHECKING:
-    from perron.paper import Result
+    from perron.paper import CheckResult
 
 app = App(
     help="""Put the paper's claims to the test.
@@ -67,14 +67,14 @@ def check(
     from rich.console import Console
     from rich.progress import track
 
-    from perron.paper import EFFORT, checked, chosen
+    from perron.paper import EFFORT, check_claim, select_claims
 
     if write is not None and only:
         raise PerronError("--write writes the page of all claims; leave out --only.")
     check_writable(write, ".md")
-    claims, screen = chosen(only or []), Console(stderr=True)
+    claims, screen = select_claims(only or []), Console(stderr=True)
     tracked = track(claims, "Searching counterexamples", console=screen, transient=True, disable=not screen.is_terminal)
-    results = [checked(claim, seed=seed, effort=EFFORT[effort.value]) for claim in tracked]
+    results = [check_claim(claim, seed=seed, effort=EFFORT[effort.value]) for claim in tracked]
     others = [result.claim.key for result in results if not result.agrees]
     agree = len(results) - len(others)
     if as_json:
@@ -123,7 +123,7 @@ def theorem(
     print_table(("", "as printed", "as corrected"), rows, title=f"Theorem 1 on {mixing.name}")
 
 
-def _write(path: Path, results: list[Result], seed: int, effort: str) -> None:
+def _write(path: Path, results: list[CheckResult], seed: int, effort: str) -> None:
     from perron._storage.atomic import write_bytes
     from perron.paper.page import page
     from perron.paper.practicality import practicality
@@ -133,7 +133,7 @@ def _write(path: Path, results: list[Result], seed: int, effort: str) -> None:
     write_bytes(path, text.encode())
 
 
-def _print(results: list[Result], agree: int) -> None:
+def _print(results: list[CheckResult], agree: int) -> None:
     from rich.box import SIMPLE
     from rich.table import Table
     from rich.text import Text

@@ -1,6 +1,7 @@
-"""Weights, and digraphs, chosen for a purpose: fast mixing, fast convergence, little noise, a slow uplink, fast links."""
+"""Weights and digraphs for a goal: fast mixing, fast convergence, little noise, a slow uplink, fast links."""
 
-from perron.design.by_rates import Chosen, choose_graph
-from perron.design.designer import GOALS, Design, Measured, design
+from perron.design.by_rates import ChosenGraph, choose_graph
+from perron.design.designer import design
+from perron.design.records import GOALS, Design, Measurement
 
-__all__ = ["GOALS", "Chosen", "Design", "Measured", "choose_graph", "design"]
+__all__ = ["GOALS", "ChosenGraph", "Design", "Measurement", "choose_graph", "design"]

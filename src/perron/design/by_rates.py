@@ -1,4 +1,4 @@
-"""The digraph itself, chosen by measured link rates: slow links are left out, the rest mixes well."""
+"""A digraph chosen by measured link rates: it leaves out slow links, and mixes well."""
 
 from __future__ import annotations
 
@@ -6,32 +6,35 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import torch
 from scipy.optimize import Bounds, LinearConstraint, milp
 from scipy.sparse import csr_array, eye_array, hstack
 from scipy.sparse.csgraph import connected_components
 
 from perron._typing import FloatArray, IntArray, check_whole
+from perron.design.goals import power_sum
 from perron.errors import GraphError
 from perron.networks import spectral
 from perron.networks.graph import Graph
 from perron.networks.mixing import Mixing
+from perron.theory.recursion import single_threaded
 
-PATIENCE = 5.0  # seconds for one exact search
-DELETIONS = 12  # random orders in which links are deleted before the exact search is asked
-MOST_TRIED = 400  # links that are tried as the next one to add
+TIME_LIMIT = 5.0  # seconds for one exact search
+DELETIONS = 12  # random orders in which links are deleted before the exact search
+MOST_TRIED = 400  # candidates for the next link
 
 
 @dataclass(frozen=True)
-class Chosen:
+class ChosenGraph:
     """A digraph chosen by link rates.
 
     Attributes:
         graph: strongly connected, with self-loops; in- and out-degrees at most ``degree``.
-        slowest_before: the slowest link there is, which a network that uses all links would wait for.
-        slowest: the slowest link in ``graph``: its bottleneck.
-        proven: whether it is known that no such graph has a faster bottleneck.
-        seconds_before, seconds: what one message of the given size takes along the slowest link.
-        rho_2: of the graph with equal weights, the larger of the two.
+        slowest_before: the rate of the slowest of all links: the bottleneck of a network that uses them all.
+        slowest: the rate of the slowest link in ``graph``: its bottleneck.
+        proven: whether no such graph has a faster bottleneck.
+        seconds_before, seconds: the time of one message of the given size along the slowest link.
+        rho_2: the larger of those of A and B with equal weights.
     """
 
     graph: Graph
@@ -44,7 +47,7 @@ class Chosen:
     rho_2: float
 
     def rows(self) -> list[tuple[str, str]]:
-        """``(what, value)``, for tables."""
+        """Return ``(label, value)`` pairs, for tables."""
         optimal = "" if self.proven else " (a faster one may exist)"
         return [
             ("links", f"{len(self.graph.edges)} (at most {self.degree} in and {self.degree} out at a node)"),
@@ -57,27 +60,26 @@ class Chosen:
 
     def __str__(self) -> str:
         rows = self.rows()
-        width = max(len(what) for what, _ in rows)
-        return "\n".join(f"{what:<{width}}  {value}" for what, value in rows)
+        width = max(len(label) for label, _ in rows)
+        return "\n".join(f"{label:<{width}}  {value}" for label, value in rows)
 
 
-def choose_graph(rates: Any, *, degree: int, message: float = 1.0, seed: int = 0, name: str = "") -> Chosen:
-    """A strongly connected digraph of bounded degree whose slowest link is as fast as can be, and which mixes well.
+def choose_graph(rates: Any, *, degree: int, message: float = 1.0, seed: int = 0, name: str = "") -> ChosenGraph:
+    """Return a strongly connected digraph of bounded degree whose slowest link is as fast as possible, and which mixes well.
 
     First the bottleneck: the largest rate t such that the links of at least that rate contain a strongly connected digraph
-    with in- and out-degrees of at most ``degree``; by binary search over the rates, as more links never hurt. Whether they do
-    is NP-hard to decide (with degree 1 it asks for a Hamiltonian cycle). We first delete links in random order as long as the
-    rest stays connected, which mostly succeeds; if it does not, a mixed-integer program (two flows, from a root to all and from
-    all to it) decides, for at most some seconds at a time. Where it runs out of time, a faster graph may exist, and
-    ``proven`` is False.
+    with in- and out-degrees of at most ``degree``; by binary search over the rates. Each decision is NP-hard (with degree 1 it
+    asks for a Hamiltonian cycle). We first delete links in random order as long as the rest stays connected, which usually
+    succeeds; if it does not, a mixed-integer program (two flows, from a root to all and from all to it) decides, within a time
+    limit. Where it reaches the limit, a faster graph may exist, and ``proven`` is False.
 
-    Then links of at least the rate t are added, one at a time, as long as they lower sum_i ||A^i - A_inf||_F^2 + the same of B
-    for equal weights: greedy, a heuristic. Links are assumed not to slow each other down.
+    Then links of at least the rate t are added greedily as long as they lower sum_i ||A^i - A_inf||_F^2 + the same of B for equal
+    weights (a heuristic). Links are assumed not to slow each other down.
 
     Args:
         rates: ``[i, j]`` is the rate at which i receives from j, such as bytes per second; 0 or nan where there is no link.
-        degree: how many other nodes a node may hear, and how many may hear it.
-        message: the size of a message, in the unit of the rates: for the times in the report.
+        degree: the most nodes that a node may receive from, and send to.
+        message: the size of a message, in the unit of the rates: for `ChosenGraph.seconds`.
 
     Example:
         >>> rates = np.full((4, 4), 1.0)
@@ -96,16 +98,16 @@ def choose_graph(rates: Any, *, degree: int, message: float = 1.0, seed: int = 0
     rng = np.random.default_rng(seed)
     present = np.unique(speed[speed > 0])
     if n == 1:
-        return Chosen(Graph(1, name=name), degree, np.inf, np.inf, True, 0.0, 0.0, 0.0)
+        return ChosenGraph(Graph(1, name=name), degree, np.inf, np.inf, True, 0.0, 0.0, 0.0)
     links, threshold, proven = _bottleneck(speed, present, degree, rng)
-    links = _richer(links, speed >= threshold, degree, rng)
+    links = _extended(links, speed >= threshold, degree, rng)
     target, source = np.nonzero(links)
     graph = Graph(n, np.stack([source, target], axis=1), name=name)
     slowest = float(speed[links].min())
     metrics = spectral.describe(Mixing.uniform(graph))
     rho_2 = max(m.rho_2 for m in (metrics.pull, metrics.push) if m is not None)
     before = float(present[0])
-    return Chosen(graph, degree, before, slowest, proven, message / before, message / slowest, rho_2)
+    return ChosenGraph(graph, degree, before, slowest, proven, message / before, message / slowest, rho_2)
 
 
 def _checked(rates: Any) -> FloatArray:
@@ -131,31 +133,28 @@ def _bottleneck(
 ) -> tuple[FloatArray, float, bool]:
     """Links of a strongly connected digraph of bounded degree with the fastest slowest link, its rate, and whether it is proven.
 
-    Rates above which the links are not even strongly connected need no search. Between them: invariant that ``low`` works and
-    ``high`` does not, or was given up.
+    Rates above which the links are not strongly connected need no search. Below, the invariant is that ``low`` is feasible and
+    ``high`` infeasible or undecided.
     """
     low, high = 0, len(present)
     while high - low > 1:  # the largest rate with a strongly connected graph of any degree
         middle = (low + high) // 2
         low, high = (middle, high) if _connected(speed >= present[middle]) else (low, middle)
-    low, high, best, given_up = -1, low + 1, None, False
+    low, high, best, undecided = -1, low + 1, None, False
     while high - low > 1:
-        # The upper end first: mostly the degree costs nothing.
-        middle = high - 1 if best is None and low < 0 and not given_up and high == len(present) else (low + high) // 2
+        # The upper end first: usually the degree is no constraint.
+        middle = high - 1 if best is None and low < 0 and not undecided and high == len(present) else (low + high) // 2
         links, decided = _spanning(speed >= present[middle], degree, rng)
         if links is None:
-            high, given_up = middle, given_up or not decided
+            high, undecided = middle, undecided or not decided
         else:
             low, best = middle, links
     if best is None:
-        if given_up:
-            raise GraphError(
-                f"No strongly connected digraph with degrees of at most {degree} was found in time. Allow a larger degree."
-            )
+        reason = "were not found in time to contain a" if undecided else "contain no"
         raise GraphError(
-            f"These links contain no strongly connected digraph with degrees of at most {degree}. Allow a larger degree."
+            f"These links {reason} strongly connected digraph with degrees of at most {degree}. Allow a larger degree."
         )
-    return best, float(present[low]), not given_up
+    return best, float(present[low]), not undecided
 
 
 def _connected(links: Any) -> bool:
@@ -163,22 +162,24 @@ def _connected(links: Any) -> bool:
 
 
 def _spanning(allowed: Any, degree: int, rng: np.random.Generator) -> tuple[Any, bool]:
-    """A strongly connected subgraph with bounded degrees or None, and whether None is certain."""
-    for _ in range(DELETIONS if degree > 1 or len(allowed) <= 8 else 0):  # of cycles, deleting hardly ever leaves one
-        links = _thinned(allowed, degree, rng)
+    """A strongly connected subgraph with bounded degrees or None, and whether the answer is certain."""
+    for _ in range(
+        DELETIONS if degree > 1 or len(allowed) <= 8 else 0
+    ):  # deletion hardly ever leaves a Hamiltonian cycle
+        links = _pruned(allowed, degree, rng)
         if links is not None:
             return links, True
     return _exact(allowed, degree)
 
 
-def _thinned(allowed: Any, degree: int, rng: np.random.Generator) -> Any:
-    """Delete links at overloaded nodes, in random order, those that relieve both ends first; None if some stay overloaded."""
+def _pruned(allowed: Any, degree: int, rng: np.random.Generator) -> Any:
+    """Delete links at nodes above the degree in random order, those with two such ends first; None if some stay above it."""
     links = allowed.copy()
     candidates = [tuple(pair) for pair in rng.permutation(np.argwhere(links))]
     for both in (True, False):
         for i, j in candidates:
-            crowded = (links[i].sum() > degree, links[:, j].sum() > degree)
-            if links[i, j] and (all(crowded) if both else any(crowded)):
+            excess = (links[i].sum() > degree, links[:, j].sum() > degree)
+            if links[i, j] and (all(excess) if both else any(excess)):
                 links[i, j] = False
                 if not _connected(links):
                     links[i, j] = True
@@ -186,7 +187,7 @@ def _thinned(allowed: Any, degree: int, rng: np.random.Generator) -> Any:
 
 
 def _exact(allowed: Any, degree: int) -> tuple[Any, bool]:
-    """By mixed-integer programming: a unit of flow from node 0 to each other node, and one back, along links that are used."""
+    """Decide by mixed-integer programming: a unit of flow from node 0 to each other node, and one back, along used links."""
     target, source = np.nonzero(allowed)
     n, m = len(allowed), len(target)
     edge = np.arange(m)
@@ -204,7 +205,7 @@ def _exact(allowed: Any, degree: int) -> tuple[Any, bool]:
     whole = np.concatenate([np.ones(m), np.zeros(2 * m)])
     bounds = Bounds(0, np.concatenate([np.ones(m), np.full(2 * m, n - 1)]))
     found = milp(
-        np.zeros(3 * m), integrality=whole, bounds=bounds, constraints=limits, options={"time_limit": PATIENCE}
+        np.zeros(3 * m), integrality=whole, bounds=bounds, constraints=limits, options={"time_limit": TIME_LIMIT}
     )
     if found.x is None:
         return None, found.status == 2
@@ -214,9 +215,10 @@ def _exact(allowed: Any, degree: int) -> tuple[Any, bool]:
     return links, True
 
 
-def _richer(links: Any, allowed: Any, degree: int, rng: np.random.Generator) -> Any:
-    """Add allowed links while they help mixing, the most helpful first."""
-    links, now = links.copy(), _mixing_cost(links)
+@single_threaded()
+def _extended(links: Any, allowed: Any, degree: int, rng: np.random.Generator) -> Any:
+    """Add allowed links while they improve mixing, the best first."""
+    links, current = links.copy(), _mixing_cost(links)
     while True:
         open_rows, open_columns = links.sum(1) < degree, links.sum(0) < degree
         candidates: IntArray = np.argwhere(allowed & ~links & open_rows[:, None] & open_columns)
@@ -226,24 +228,14 @@ def _richer(links: Any, allowed: Any, degree: int, rng: np.random.Generator) -> 
             links[i, j] = True
             costs.append(_mixing_cost(links))
             links[i, j] = False
-        if not costs or not min(costs) < now * (1 - 1e-9):
+        if not costs or not min(costs) < current * (1 - 1e-9):
             return links
-        at = int(np.argmin(costs))
-        links[tuple(candidates[at])], now = True, costs[at]
+        best = int(np.argmin(costs))
+        links[tuple(candidates[best])], current = True, costs[best]
 
 
 def _mixing_cost(links: Any) -> float:
     """sum_i ||A^i - A_inf||_F^2 of equal weights, of A and of B."""
-    pattern = links + np.eye(len(links))
-    total = 0.0
-    for rows in (pattern / pattern.sum(1, keepdims=True), (pattern / pattern.sum(0)).T):
-        n = len(rows)
-        pi = np.linalg.solve((np.eye(n) - rows + 1).T, np.ones(n))
-        X, power = (np.eye(n) - pi) @ (np.eye(n) - pi).T, rows - pi
-        for _ in range(40):  # the series by doubling, as theory.levels.lyapunov
-            more = power @ X @ power.T
-            X, power = X + more, power @ power
-            if np.abs(more).max() <= 1e-10 * np.abs(X).max():
-                break
-        total += float(np.trace(X))
-    return total
+    pattern = torch.as_tensor(links + np.eye(len(links)))
+    rows = (pattern / pattern.sum(1, keepdim=True), (pattern / pattern.sum(0)).T)
+    return sum(float(power_sum(matrix)) for matrix in rows)

@@ -1,4 +1,4 @@
-"""The fastest mixing symmetric weights of an undirected graph: a semidefinite program."""
+"""The fastest-mixing symmetric weights of an undirected graph: a semidefinite program."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from perron.networks.graph import Graph
 
 
 def fastest_symmetric(graph: Graph, floor: float) -> FloatArray:
-    """W = W^T on the links of an undirected graph with the smallest rho_2 = ||W - 11^T/n||.
+    """Return W = W^T on the links of an undirected graph with the smallest rho_2 = ||W - 11^T/n||.
 
     A convex problem (Boyd, Diaconis & Xiao 2004): minimise t subject to -t I <= W - 11^T/n <= t I (as matrices), W 1 = 1,
     W >= 0 and zero where there is no link. Links weigh at least ``floor`` / (1 + the larger of the two degrees), self-loops at
-    least floor / (1 + degree); with floor 0 it is the problem of the literature. What the solver leaves is corrected on the
-    diagonal, so that the rows sum to one exactly.
+    least floor / (1 + degree); with floor 0 it is the problem of the literature. The diagonal absorbs the solver's error, so
+    that the rows sum to one exactly.
     """
     edge = graph.one_way_edge()
     if edge is not None:
@@ -48,7 +48,7 @@ def fastest_symmetric(graph: Graph, floor: float) -> FloatArray:
     try:
         problem.solve(solver=cp.CLARABEL)
     except cp.error.SolverError as error:
-        raise MixingError(f"{graph.name}: the solver gave up ({error}). Use goal='balanced'.") from None
+        raise MixingError(f"{graph.name}: the solver failed ({error}). Use goal='balanced'.") from None
     if weight.value is None:
         raise MixingError(
             f"{graph.name}: no symmetric weights found (the solver says: {problem.status}). Use graph.with_self_loops(), or a "
@@ -58,9 +58,8 @@ def fastest_symmetric(graph: Graph, floor: float) -> FloatArray:
 
 
 def _exact(incidence: FloatArray, weight: FloatArray) -> FloatArray:
-    """I - incidence diag(weight) incidence^T, its weights scaled down by what the diagonal lacks to be non-negative."""
-    most = float((np.abs(incidence) @ weight).max())
-    weight = weight / max(most, 1.0)
+    """I - incidence diag(weight) incidence^T, its weights scaled down until the diagonal is not negative."""
+    weight = weight / max(float((np.abs(incidence) @ weight).max()), 1.0)
     W = np.eye(len(incidence)) - (incidence * weight) @ incidence.T
     W[np.abs(W) < 1e-9] = 0.0
     np.fill_diagonal(W, 0.0)
@@ -74,6 +73,6 @@ def _cvxpy() -> Any:
     except ImportError:
         raise PerronError(
             "goal='symmetric' solves a semidefinite program and needs cvxpy, which is not installed. Install perron[design], or "
-            "use goal='balanced' or Mixing.metropolis, which do without."
+            "use goal='balanced' or Mixing.metropolis, which do not need it."
         ) from None
     return cvxpy

@@ -1,7 +1,7 @@
 """Claims about Theorem 1's step, block and constants, and about the coefficients of Lemma 2 that it rests on.
 
-Each is an inequality between two printed expressions, one of which is said to follow from the other; they are evaluated on many
-networks at the block and step that the theorem itself asks for.
+Each is an inequality between two printed expressions, of which one is claimed to follow from the other; they are evaluated on
+many networks at the block and step that the theorem itself requires.
 """
 
 from __future__ import annotations
@@ -12,17 +12,12 @@ from typing import Any
 
 import numpy as np
 
-from perron.paper.claim import Claim, Evidence, judged, within
-from perron.paper.search import Generator, Pair, pairs, worst
-from perron.paper.spectra import compared, product_sums
-from perron.theory.theorem import TheoremOne, block_bound, block_conditions, coefficients, gap_bound, steps_limit
+from perron.paper.claim import Claim, Evidence, conclude, within
+from perron.paper.search import Generator, Pair, average, check_inequality, pairs, worst
+from perron.paper.spectra import product_sums
+from perron.theory.theorem import TheoremOne, block_conditions, gap_bound, steps_limit
 
-LATE = 1e60  # a number of steps at which the leading term is all that is left
-
-
-def average(n: int) -> Pair:
-    """A = B = 11^T/n, for which s_A = s_B = c = 1."""
-    return Pair(np.ones((n, n)), np.ones((n, n)), "11^T/n")
+LATE = 1e60  # a number of steps at which only the leading term is left
 
 
 def _settings(rng: Generator) -> dict[str, float]:
@@ -31,66 +26,64 @@ def _settings(rng: Generator) -> dict[str, float]:
     return dict(zip(("smoothness", "gap", "noise", "steps"), map(float, drawn), strict=True))
 
 
-def _unit(one: TheoremOne) -> float:
+def _unit(theorem: TheoremOne) -> float:
     """sigma sqrt(L Delta/(n T)), the unit of the leading term."""
-    return one.noise * sqrt(one.smoothness * one.gap / (one.mixes.nodes * one.steps))
+    return theorem.noise * sqrt(theorem.smoothness * theorem.gap / (theorem.constants.nodes * theorem.steps))
 
 
 def step_size(rng: Generator, effort: int, *, corrected: bool = False) -> Evidence:
     """With a = sqrt(n Delta) sigma/(10 c sqrt(L T)), 4 Delta/(c a T) + 100 c a L sigma^2/n = 50 sigma sqrt(L Delta/(n T)).
 
-    Dividing by sigma instead gives 40 + 10 exactly. There is a reason of units as well: f -> k f turns L, Delta and sigma into k
-    times themselves and leaves the iterates as they are if a becomes a/k; the printed a becomes k a.
+    Dividing by sigma instead gives 40 + 10 exactly. The units show it as well: f -> k f turns L, Delta and sigma into k times
+    themselves and leaves the iterates as they are if a becomes a/k; the printed a becomes k a.
     """
 
-    def defect(one: TheoremOne) -> float:
-        c, a = one.mixes.alignment, one.branches[0]
-        terms = 4 * one.gap / (c * a * one.steps) + 100 * c * a * one.smoothness * one.noise**2 / one.mixes.nodes
-        scaled = replace(one, smoothness=2 * one.smoothness, gap=2 * one.gap, noise=2 * one.noise)
-        return max(abs(terms / _unit(one) / 50 - 1), abs(2 * scaled.branches[0] / a - 1))
+    def defect(theorem: TheoremOne) -> float:
+        n, c, a = theorem.constants.nodes, theorem.constants.alignment, theorem.branches[0]
+        terms = 4 * theorem.gap / (c * a * theorem.steps) + 100 * c * a * theorem.smoothness * theorem.noise**2 / n
+        doubled = {name: 2 * getattr(theorem, name) for name in ("smoothness", "gap", "noise")}
+        scaled = replace(theorem, **doubled)
+        return max(abs(terms / _unit(theorem) / 50 - 1), abs(2 * scaled.branches[0] / a - 1))
 
-    largest, mended, where = 0.0, 0.0, None
+    largest, mended, example = 0.0, 0.0, {}
     for pair in pairs(rng, max(8, effort // 4)):
-        one = TheoremOne(pair.mixes, **_settings(rng), corrected=corrected)
-        mended = max(mended, defect(replace(one, corrected=True)))
-        if defect(one) > largest:
-            largest, where = defect(one), one
-    verdict = judged(largest < 1e-9, mended < 1e-9)
-    example: dict[str, Any] | None = None
+        theorem = TheoremOne(pair.constants, **_settings(rng), corrected=corrected)
+        mended = max(mended, defect(replace(theorem, corrected=True)))
+        if defect(theorem) > largest:
+            largest = defect(theorem)
+            example = {"L": theorem.smoothness, "Delta": theorem.gap, "sigma": theorem.noise, "T": theorem.steps}
+            example |= {"n": pair.nodes, "c": pair.c, "step": theorem.branches[0], "defect": largest}
+    holds = largest < 1e-9
     text = f"sum of the two terms / 50 and scaling f: off by at most {largest:.1e}"
-    if verdict != "holds" and where is not None:
-        fixed = {"L": where.smoothness, "Delta": where.gap, "sigma": where.noise, "T": where.steps}
-        example = fixed | {
-            "n": where.mixes.nodes,
-            "c": where.mixes.alignment,
-            "step": where.branches[0],
-            "defect": largest,
-        }
+    if not holds:
         text = (
             f"f -> 2f multiplies the printed step by 2 instead of 1/2; the sum is off by a factor {largest:.0e}; with sigma "
             f"in the denominator by {mended:.0e}"
         )
-    return Evidence(verdict, text, {"defect": largest, "defect corrected": mended}, example)
+    figures = {"defect": largest, "defect corrected": mended}
+    return conclude(text, figures, example, printed=holds, repaired=mended < 1e-9)
 
 
 def leading_constant(rng: Generator, effort: int, *, constant: float = 44.0) -> Evidence:
     """The leading constant that follows from the first bound with the (corrected) step and the printed m, for T -> infinity.
 
     It is 4 k + 100/k + 24 (s_Bm/s_B)^2 with k = 10 in the step, from 50 to 74. Even k = 5, the best, leaves 40 + 24 (..)^2;
-    44 is enough only if, besides, the block is sqrt(6) times as long.
+    44 is enough only if the block is also sqrt(6) times as long.
     """
 
     def needed(pair: Pair, k: float = 10.0, stretch: float = 1.0) -> float:
-        one = TheoremOne(pair.mixes, 1.0, 1.0, 1.0, LATE)
-        n, c, m = pair.nodes, one.mixes.alignment, stretch * one.block
+        theorem = TheoremOne(pair.constants, 1.0, 1.0, 1.0, LATE)
+        n, c, m = pair.nodes, pair.c, stretch * theorem.block
         a = sqrt(n / LATE) / (k * c)
-        third = 384 * one.mixes.push_sum**3 * one.mixes.push_power_sum**2 / (m * c) ** 2
-        return (4 / (c * a * LATE) + 100 * c * a / n + third) / _unit(one)
+        third = 384 * pair.s_B**3 * pair.constants.push_power_sum**2 / (m * c) ** 2
+        return (4 / (c * a * LATE) + 100 * c * a / n + third) / _unit(theorem)
+
+    def score(pair: Pair, constant: float) -> float:
+        return needed(pair) / constant
 
     effort = max(8, effort // 3)
-    found = compared(
-        lambda pair: needed(pair) / constant, rng, effort,
-        repaired=lambda pair: needed(pair) / 74, repair="74", also=(average(4),),
+    found = check_inequality(
+        score, rng, effort, version=(constant,), repaired=(74,), repair="74", also=(average(4),)
     )  # fmt: skip
     least, best = (-worst(lambda pair, k=k: -needed(pair, k), rng, effort).ratio for k in (10.0, 5.0))  # type: ignore[misc]
     high = found.figures["worst"] * constant
@@ -100,39 +93,38 @@ def leading_constant(rng: Generator, effort: int, *, constant: float = 44.0) -> 
         f"{longer:.1f}"
     )
     figures = dict(found.figures) | {"least": least, "largest": high, "least with k = 5": best, "longer block": longer}
-    return Evidence(found.verdict, text, figures, found.counterexample)
+    return replace(found, text=text, figures=figures)
 
 
 def other_terms(rng: Generator, effort: int, *, factors: tuple[float, float] = (10, 1)) -> Evidence:
     """The final bound's terms (10 m sqrt(s_B) s_Bm + 1/c) L Delta/T: 4 Delta/(c a T) brings 4 times 10 and 4 times 6.
 
     Compared with the first bound at sigma = 1 (where the misplaced sigma does not show), with 74 for the leading constant, which
-    is enough, so that only these two terms are in question.
+    is enough, so that only these two terms are tested.
     """
 
-    def score(pair: Pair, factors: tuple[float, float]) -> float:
+    def score(pair: Pair, first: float, second: float) -> float:
         ratios = []
         for steps in 10.0 ** np.arange(3, 33, 3):
-            one = TheoremOne(pair.mixes, 1.0, 1.0, 1.0, float(steps))
-            m, mixes = one.block, one.mixes
-            rest = gap_bound(mixes) / m + factors[1] / mixes.alignment
-            rest += factors[0] * m * sqrt(mixes.push_sum) * mixes.push_power_sum
-            ratios.append(one.first_bound() / (74 * _unit(one) + rest / steps))
+            theorem = TheoremOne(pair.constants, 1.0, 1.0, 1.0, float(steps))
+            m, known = theorem.block, theorem.constants
+            rest = gap_bound(known) / m + second / known.alignment
+            rest += first * m * sqrt(known.push_sum) * known.push_power_sum
+            ratios.append(theorem.first_bound() / (74 * _unit(theorem) + rest / steps))
         return max(ratios)
 
-    return compared(
-        lambda pair: score(pair, factors), rng, max(8, effort // 3),
-        repaired=lambda pair: score(pair, (40, 24)), repair="40 and 24", also=(average(4),),
-    )  # fmt: skip
+    return check_inequality(
+        score, rng, max(8, effort // 3), version=factors, repaired=(40, 24), repair="40 and 24", also=(average(4),)
+    )
 
 
-def noise_in_tracker(pair: Pair) -> float:
-    """E |Delta_y|_F^2 / sigma^2 of pure noise, in the long run: sum_j |delta_j|_F^2, since Delta_y = sum_j delta_j g^(k-j)."""
+def _tracker_noise(pair: Pair) -> float:
+    """Stationary E |Delta_y|_F^2 / sigma^2 of pure noise: sum_j |delta_j|_F^2, since Delta_y = sum_j delta_j g^(k-j)."""
     return float((pair.steps_B() ** 2).sum())
 
 
 def lost_factor(rng: Generator, effort: int, *, restored: bool = False) -> Evidence:
-    """Lemma 2 with constant losses, whose gradients are noise alone (L -> 0, Delta -> 0): all that is left of it is
+    """Lemma 2 with constant losses, whose gradients are noise alone (L -> 0, Delta -> 0), reduces to
 
         12 s_B^2/(c^2 m^2) E |Delta_y|_F^2 <= 384 s_B^3 s_Bm^2/(m^2 c^2) sigma^2
 
@@ -140,53 +132,56 @@ def lost_factor(rng: Generator, effort: int, *, restored: bool = False) -> Evide
     """
 
     def score(pair: Pair, restored: bool) -> float:
-        right = 384 * pair.mixes.push_sum * pair.mixes.push_power_sum**2 * (pair.nodes if restored else 1)
-        return 12 * noise_in_tracker(pair) / right
+        right = 384 * pair.s_B * pair.constants.push_power_sum**2 * (pair.nodes if restored else 1)
+        return 12 * _tracker_noise(pair) / right
 
     known = average(32)
-    found = compared(
-        lambda pair: score(pair, restored), rng, max(8, effort // 3),
-        repaired=lambda pair: score(pair, True), repair="the factor n", also=(average(4), average(16), known),
+    found = check_inequality(
+        score, rng, max(8, effort // 3), version=(restored,), repaired=(True,), repair="the factor n",
+        also=(average(4), average(16), known),
     )  # fmt: skip
-    example = (
-        None
-        if found.verdict == "holds"
-        else {"A = B": "11^T/n", "n": 32, "losses": "constant", "lhs/rhs": score(known, False)}
-    )
+    example = {"A = B": "11^T/n", "n": 32, "losses": "constant", "lhs/rhs": score(known, False)}
     text = (
         f"11^T/n with constant losses: lhs/rhs = (n-1)/16 > 1 from n = 18, {score(known, False):.2f} at n = 32; "
         + found.text.split("; ")[-1]
     )
-    return Evidence(found.verdict, text, found.figures, example)
+    return replace(found, text=text, counterexample=found.counterexample and example)
 
 
 def gap_coefficient(rng: Generator, effort: int, *, corrected: bool = False) -> Evidence:
-    """C_Delta,1 <= (10 s_A s_Am^2 n^2 + 312 s_B^2 s_Bm n)/c^2 at the largest step and the least block; 852/s_Bm for 10."""
+    """C_Delta,1 <= (10 s_A s_Am^2 n^2 + 312 s_B^2 s_Bm n)/c^2 at the largest step and the least block; 852/s_Bm for 10.
+
+    By definition C_Delta,1 = 85120 s_A s_B s_Am^2 s_Bm (a L m)^2 n^2 + 312 s_B^2 s_Bm n/c^2, for the step a.
+    """
 
     def score(pair: Pair, corrected: bool) -> float:
-        m = float(ceil(block_bound(pair.nodes, pair.c, pair.s_A, pair.s_B)))
-        step = steps_limit(pair.mixes, m, 1.0)
-        return coefficients(pair.mixes, m, step, 1.0).gap / gap_bound(pair.mixes, corrected=corrected)
+        n, c, a, b = pair.nodes, pair.c, pair.s_A, pair.s_B
+        am, bm = pair.constants.pull_power_sum, pair.constants.push_power_sum
+        m = float(ceil(pair.least_block))
+        move = steps_limit(pair.constants, m, 1.0) ** 2
+        coefficient = 85120 * a * b * am**2 * bm * move * m**2 * n**2 + 312 * b**2 * bm * n / c**2
+        return coefficient / gap_bound(pair.constants, corrected=corrected)
 
-    return compared(
-        lambda pair: score(pair, corrected), rng, max(8, effort // 3),
-        repaired=lambda pair: score(pair, True), repair="852/s_Bm for 10", also=(average(4),),
+    return check_inequality(
+        score, rng, max(8, effort // 3), version=(corrected,), repaired=(True,), repair="852/s_Bm for 10",
+        also=(average(4),),
     )  # fmt: skip
 
 
 def gradient_coefficient(rng: Generator, effort: int, *, constant: float = 10.0) -> Evidence:
     """C_f,1 <= 1 at the largest step 1/(10 c m sqrt(s_B) s_Bm L) and the least block; with 13 for 10 it holds.
 
-    The first part alone is 1.52/(s_B s_Bm^2).
+    By definition C_f,1 = 152 c^2 (a L m)^2 + 2040 m (a L)^2 s_B^3 s_Bm^2. The first part alone is 1.52/(s_B s_Bm^2).
     """
 
     def score(pair: Pair, constant: float) -> float:
-        m = float(ceil(block_bound(pair.nodes, pair.c, pair.s_A, pair.s_B)))
-        return coefficients(pair.mixes, m, steps_limit(pair.mixes, m, 1.0, constant=constant), 1.0).gradient
+        m = float(ceil(pair.least_block))
+        move = steps_limit(pair.constants, m, 1.0, constant=constant) ** 2
+        return 152 * pair.c**2 * move * m**2 + 2040 * m * move * pair.s_B**3 * pair.constants.push_power_sum**2
 
-    return compared(
-        lambda pair: score(pair, constant), rng, max(8, effort // 3),
-        repaired=lambda pair: score(pair, 13.0), repair="13 for 10 in the step", also=(average(2), average(4)),
+    return check_inequality(
+        score, rng, max(8, effort // 3), version=(constant,), repaired=(13.0,), repair="13 for 10 in the step",
+        also=(average(2), average(4)),
     )  # fmt: skip
 
 
@@ -195,20 +190,17 @@ def enough_blocks(rng: Generator, effort: int, *, forgiven: float = 1.0) -> Evid
 
     def limits(pair: Pair) -> dict[str, float]:
         n7, n8 = product_sums(pair)
-        asked = block_conditions(pair.mixes)
-        least = block_bound(pair.nodes, pair.c, pair.s_A, pair.s_B)
-        asked["n^2 (N_7 + N_8^2)/c^2 (Delta_1, Delta_2)"] = (pair.nodes / pair.c) ** 2 * (n7 + n8**2)
-        return {name: value / least for name, value in asked.items()}
+        required = block_conditions(pair.constants)
+        required["n^2 (N_7 + N_8^2)/c^2 (Delta_1, Delta_2)"] = (pair.nodes / pair.c) ** 2 * (n7 + n8**2)
+        return {name: value / pair.least_block for name, value in required.items()}
 
     found = worst(lambda pair: max(limits(pair).values()) / forgiven, rng, max(14, effort // 2))
     broken = {name: ratio for name, ratio in limits(found.pair).items() if not within(ratio / forgiven)}
-    verdict = judged(within(found.ratio))
     text = f"largest needed/C-tilde {found.ratio:.3g} ({found.place}) of {found.tried} pairs"
     if broken:
         text += f": {max(broken, key=lambda name: broken[name])}"
-    return Evidence(
-        verdict, text, {"worst": found.ratio}, found.pair.data() | {"needed/C-tilde": broken} if broken else None
-    )
+    example: dict[str, Any] = found.pair.data() | {"needed/C-tilde": broken}
+    return conclude(text, {"worst": found.ratio}, example, printed=within(found.ratio))
 
 
 def missing_blocks(rng: Generator, effort: int, *, blocks: float = 1000.0, restored: bool = False) -> Evidence:
@@ -218,13 +210,12 @@ def missing_blocks(rng: Generator, effort: int, *, blocks: float = 1000.0, resto
     """
 
     def score(pair: Pair, restored: bool) -> float:
-        right = 384 * pair.mixes.push_sum * pair.mixes.push_power_sum**2 * pair.nodes * (blocks if restored else 1)
-        return 12 * blocks * noise_in_tracker(pair) / right
+        right = 384 * pair.s_B * pair.constants.push_power_sum**2 * pair.nodes * (blocks if restored else 1)
+        return 12 * blocks * _tracker_noise(pair) / right
 
-    return compared(
-        lambda pair: score(pair, restored), rng, max(8, effort // 3),
-        repaired=lambda pair: score(pair, True), repair="K", also=(average(4),),
-    )  # fmt: skip
+    return check_inequality(
+        score, rng, max(8, effort // 3), version=(restored,), repaired=(True,), repair="K", also=(average(4),)
+    )
 
 
 CLAIMS = (

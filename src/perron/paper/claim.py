@@ -1,6 +1,6 @@
-"""What a claim of the paper is, and what a check of it brings to light.
+"""Claims of the paper, and the evidence of their checks.
 
-A check looks for a counterexample and says what it found. Nothing is proved by it: "holds" means that a search which could have
+A check searches for a counterexample and reports its result. It proves nothing: "holds" means that a search which could have
 found a counterexample did not.
 """
 
@@ -26,13 +26,13 @@ SLACK = 1e-7  # by which a ratio may exceed one before it counts: sums are cut a
 
 @dataclass(frozen=True)
 class Evidence:
-    """What a check found.
+    """The result of a check.
 
     Attributes:
         verdict: one of `MEANING`.
-        text: the same in one line, with the numbers that matter.
+        text: a summary in one line, with the main numbers.
         figures: numbers by name.
-        counterexample: what refutes the claim, as plain data, if anything does.
+        counterexample: as plain data, if one was found.
     """
 
     verdict: Verdict
@@ -41,13 +41,9 @@ class Evidence:
     counterexample: Mapping[str, Any] | None = None
 
     def to_dict(self) -> dict[str, Any]:
-        """For JSON."""
-        return {
-            "verdict": self.verdict,
-            "evidence": self.text,
-            "figures": dict(self.figures),
-            "counterexample": to_jsonable(self.counterexample, digits=6),
-        }
+        """Return plain data, for JSON."""
+        facts = {"verdict": self.verdict, "evidence": self.text, "figures": self.figures}
+        return to_jsonable(facts | {"counterexample": self.counterexample}, digits=6)
 
 
 Check = Callable[[np.random.Generator, int], Evidence]
@@ -55,15 +51,15 @@ Check = Callable[[np.random.Generator, int], Evidence]
 
 @dataclass(frozen=True)
 class Claim:
-    """A statement of the paper and how it is checked.
+    """A statement of the paper with its check.
 
     Attributes:
         key: its number in the list, as "7h".
-        statement: what the paper says, in a line or two of plain text.
+        statement: the statement of the paper, in a line or two of plain text.
         where: the place in the paper.
-        expected: the verdict that is known; the command fails where a check finds another.
+        expected: the known verdict; the command fails where a check returns another.
         check: ``(rng, effort) -> Evidence``, effort being the number of candidates in a search.
-        repair: what the repaired version says instead, if there is one.
+        repair: the statement of the repaired version, if there is one.
     """
 
     key: str
@@ -74,11 +70,21 @@ class Claim:
     repair: str = ""
 
 
-def judged(printed: bool, repaired: bool | None = None) -> Verdict:
-    """The verdict, from whether the printed version survived its check, and whether the repaired one did, if there is one."""
+def conclude(
+    text: str,
+    figures: Mapping[str, float],
+    counterexample: Mapping[str, Any] | None,
+    *,
+    printed: bool,
+    repaired: bool | None = None,
+) -> Evidence:
+    """Return the evidence, from whether the printed version passed its check, and the repaired one, if there is one.
+
+    The counterexample is dropped if the printed version passed.
+    """
     if printed:
-        return "holds"
-    return "repaired" if repaired else "false"
+        return Evidence("holds", text, figures)
+    return Evidence("repaired" if repaired else "false", text, figures, counterexample)
 
 
 def within(ratio: float) -> bool:

@@ -1,4 +1,4 @@
-"""Claims about noise and descent: what separates from what in expectation, and how large the residual is.
+"""Claims about noise and descent: the separation of noise in expectation, and the size of the residual.
 
 Expectations are exact, not sampled. On quadratics the iterates are linear in the noises, so that second moments follow from the
 response of each gradient to each noise (`responses`); sigma = 1 throughout.
@@ -12,16 +12,17 @@ import numpy as np
 
 from perron._typing import FloatArray
 from perron.networks import topologies
+from perron.networks.graph import Graph
 from perron.networks.mixing import Mixing
-from perron.paper.claim import Claim, Evidence, judged, within
+from perron.paper.claim import Claim, Evidence, conclude, within
 from perron.paper.search import Generator, Pair, pairs, worst
 
 
 @dataclass(frozen=True)
 class Responses:
-    """How the gradients of a Push-Pull run depend on the noises: ``(steps, n, 1 + steps n)``, first the value without noise.
+    """The gradients of a Push-Pull run as linear functions of the noises: ``(steps, n, 1 + steps n)``, the constant first.
 
-    ``exact`` are the gradients of the losses at the iterates, ``noisy`` with each one's own noise added, ``trackers`` the y.
+    ``exact`` are the gradients of the losses at the iterates, ``noisy`` the same with their own noise, ``trackers`` the y.
     """
 
     exact: FloatArray
@@ -30,7 +31,7 @@ class Responses:
 
 
 def responses(A: FloatArray, B: FloatArray, curvature: FloatArray, start: float, step: float, steps: int) -> Responses:
-    """Push-Pull on f_i(x) = curvature_i x^2/2, one-dimensional, from a common start, with unit noises."""
+    """Run Push-Pull on f_i(x) = curvature_i x^2/2, one-dimensional, from a common start, with unit noises."""
     n = len(A)
     x = np.zeros((n, 1 + steps * n))
     x[:, 0] = start
@@ -58,16 +59,16 @@ def noise_separation(rng: Generator, effort: int, *, factor: float = 1.0) -> Evi
     """
 
     def of_one_node(h: float, step: float, start: float, steps: int) -> float:
-        one = responses(np.eye(1), np.eye(1), np.array([h]), start, step, steps)
-        noisy, exact = one.noisy[:, 0], one.exact[:, 0]
+        run = responses(np.eye(1), np.eye(1), np.array([h]), start, step, steps)
+        noisy, exact = run.noisy[:, 0], run.exact[:, 0]
         values = np.linalg.eigvals(np.linalg.solve(np.eye(steps) + exact @ exact.T, noisy @ noisy.T))
         return float(values.real.max())
 
     def of_pair(pair: Pair) -> float:
         steps = int(rng.integers(2, 5))
-        one = responses(pair.A, pair.B, rng.uniform(-1, 1, pair.nodes), rng.normal(), rng.uniform(0, 1), steps)
+        run = responses(pair.A, pair.B, rng.uniform(-1, 1, pair.nodes), rng.normal(), rng.uniform(0, 1), steps)
         weights = rng.standard_normal((steps, pair.nodes, pair.nodes))
-        left, right = (float((np.einsum("tij,tjk->ik", weights, g) ** 2).sum()) for g in (one.noisy, one.exact))
+        left, right = (float((np.einsum("tij,tjk->ik", weights, g) ** 2).sum()) for g in (run.noisy, run.exact))
         return left / (pair.nodes * float((np.linalg.norm(weights, 2, axis=(1, 2)) ** 2).sum()) + right)
 
     known = responses(np.eye(1), np.eye(1), np.ones(1), 1.0, 0.5, 2)
@@ -77,8 +78,7 @@ def noise_separation(rng: Generator, effort: int, *, factor: float = 1.0) -> Evi
     ]
     ratios += [of_pair(pair) for pair in pairs(rng, effort // 3)]
     largest = max(*ratios, left / (2 + right))
-    verdict = judged(within(largest / factor), within(largest / 2))
-    # The step of Lemma 1's proof: all M_i = 1. On a concave patch the iterates run away with the noise.
+    # The step of Lemma 1's proof: all M_i = 1. On a concave patch the noise drives the iterates away.
     m = 20
     patch = responses(np.eye(1), np.eye(1), -np.ones(1), 0.0, 1 / (6 * m), m)
     summed, separate = (float((g.sum(axis=0) ** 2).sum()) for g in (patch.noisy, patch.exact))
@@ -94,7 +94,7 @@ def noise_separation(rng: Generator, effort: int, *, factor: float = 1.0) -> Evi
         "rhs of Lemma 1": m + separate,
         "worst": largest,
     }
-    return Evidence(verdict, text, figures, None if verdict == "holds" else example)
+    return conclude(text, figures, example, printed=within(largest / factor), repaired=within(largest / 2))
 
 
 # ---- smoothness, and the bound on Delta_1
@@ -105,18 +105,18 @@ def consensus_growth(rng: Generator, effort: int, *, restored: bool = False) -> 
 
         40 m n |Dx|^2 + 40 a^2 m s_B |Dy|^2 + 20 c^2 a^2 m^2 sum_j |mean grad|^2.
 
-    Checked without noise and with losses that are linear where the iterates pass (and bend upwards beyond), so that all gradients
-    stay as they are. With A = B = 11^T/n and equal gradients, the left side is n/60 times the right: 1 x-hat has n rows.
+    Checked without noise and with losses that are linear where the iterates pass (and convex beyond), so that all gradients
+    are constant. With A = B = 11^T/n and equal gradients, the left side is n/60 times the right: 1 x-hat has n rows.
     Repaired: n in the last term, and n s_B^2 instead of s_B in the second (see 7i). Also checked: the smoothness step
     |mean_i grad f_i(x_i) - grad f(x-hat)|^2 <= L^2 |x - 1 x-hat|_F^2, which may be divided by n, as the authors' note has it.
     """
 
     def known(n: int) -> float:
-        m = n**2 * 6  # what is asked of m: n^2 (N_7 + N_8^2) with N_7 = N_8 = 2
+        m = n**2 * 6  # the least m: n^2 (N_7 + N_8^2) with N_7 = N_8 = 2
         return n * (m - 1) * m * (2 * m - 1) / 6 / (20 * float(m) ** 3 * (n if restored else 1))
 
     def trackers() -> float:
-        """The second term alone, with the mean of the gradients zero and m -> infinity: x drifts to a sum S Dy and stays."""
+        """The second term alone, with the mean of the gradients zero and m -> infinity: x converges to a sum S Dy."""
         slow = Pair(np.array([[0.9, 0.1], [0.9, 0.1]]), np.array([[0.998, 0.002], [0.002, 0.998]]), "2 nodes, slow B")
         drift = np.linalg.norm(np.outer(np.ones(2), slow.pi_A @ slow.B_powers.sum(axis=0)), 2)
         return float(drift) ** 2 / (40 * (2 * slow.s_B**2 if restored else slow.s_B))
@@ -145,7 +145,6 @@ def consensus_growth(rng: Generator, effort: int, *, restored: bool = False) -> 
     mended = max(repaired(pair) for pair in pairs(rng, max(14, effort // 4)))
     values = {n: known(n) for n in (32, 64, 128, 512)}
     slowly = trackers()
-    verdict = judged(within(max(*values.values(), slowly)), within(mended) and within(largest))
     text = (
         f"11^T/n, equal gradients: lhs/rhs {values[64]:.2f}, {values[128]:.2f}, {values[512]:.2f} for n = 64, 128, 512; Dy "
         f"alone, 2 nodes, slow B: {slowly:.2g}; repaired {mended:.2g}; smoothness step with L^2/n: {largest:.3f}"
@@ -159,21 +158,22 @@ def consensus_growth(rng: Generator, effort: int, *, restored: bool = False) -> 
         "gradients": "all equal and constant",
         "lhs/rhs": values[128],
     }
-    return Evidence(verdict, text, figures, None if verdict == "holds" else example)
+    holds = within(max(*values.values(), slowly))
+    return conclude(text, figures, example, printed=holds, repaired=within(mended) and within(largest))
 
 
 # ---- the start of the trackers
 
 
-def _largest_start(pi: FloatArray, rng: Generator) -> tuple[float, FloatArray]:
-    """The largest |(I - pi 1^T) G|_F^2 over n x 2 matrices with rows of length one, by ascent; and that G.
+def _largest_start(pi: FloatArray, rng: Generator) -> float:
+    """The largest |(I - pi 1^T) G|_F^2 over n x 2 matrices G with rows of length one, by ascent.
 
     The form is convex, so that replacing every row by the direction of the gradient never lowers it.
     """
     n = len(pi)
     project = np.eye(n) - np.outer(pi, np.ones(n))
     gram = project.T @ project
-    best, where = 0.0, np.ones((n, 2))
+    best = 0.0
     starts = [np.where(np.arange(n) < k, -1.0, 1.0)[np.argsort(np.argsort(-pi))] for k in range(n // 2 + 1)]
     for first in [*starts, rng.normal(size=n), rng.normal(size=n)]:
         rows = np.stack([first, 0.1 * rng.normal(size=n)], axis=1)
@@ -181,38 +181,31 @@ def _largest_start(pi: FloatArray, rng: Generator) -> tuple[float, FloatArray]:
             rows = rows / np.linalg.norm(rows, axis=1, keepdims=True)
             rows = gram @ rows
         rows = rows / np.linalg.norm(rows, axis=1, keepdims=True)
-        if (value := float((rows * (gram @ rows)).sum())) > best:
-            best, where = value, rows
-    return best, where
+        best = max(best, float((rows * (gram @ rows)).sum()))
+    return best
 
 
 def tracker_start(rng: Generator, effort: int, *, constant: float = 2.0) -> Evidence:
     """E |Delta_y^(0)|_F^2 <= 2 (n sigma^2 + 2 n L Delta), Delta_y^(0) = (I - B_inf) g^(0), |grad f_i|^2 <= 2 L Delta for each i.
 
     The noises of the nodes are independent, so that their part is (n - 2 + n |pi_B|^2) sigma^2 < 2 n sigma^2, always. The
-    gradients may conspire: two of 16 nodes with half of the weight, and gradients of opposite sign, make it n |pi_B|^2 times
-    2 n L Delta, which is the most, so that n |pi_B|^2 in place of 2 is enough.
+    gradients may add up: two of 16 nodes with half of the weight, and gradients of opposite sign, make it n |pi_B|^2 times
+    2 n L Delta, the maximum, so that n |pi_B|^2 in place of 2 is enough.
     """
 
     def gradients(pi: FloatArray) -> float:
-        return _largest_start(pi, rng)[0] / len(pi)
+        return _largest_start(pi, rng) / len(pi)
 
     def noise(pi: FloatArray) -> float:
         return 1 - 2 / len(pi) + float(pi @ pi)
 
     pi = np.array([1 / 4] * 2 + [1 / 28] * 14)
-    drawn = [pair.pi_B for pair in pairs(rng, max(14, effort // 4))]
-    drawn.append(pi)
-    largest, mended = max(map(gradients, drawn)), max(gradients(one) / (len(one) * float(one @ one)) for one in drawn)
+    drawn = [*(pair.pi_B for pair in pairs(rng, max(14, effort // 4))), pi]
+    largest, mended = max(map(gradients, drawn)), max(gradients(v) / (len(v) * float(v @ v)) for v in drawn)
     loudest = max(map(noise, drawn))
-    verdict = judged(within(max(largest, loudest) / constant), within(mended))
-    rings = [
-        Mixing.random_integer(topologies.chordal_ring(16), seed=int(rng.integers(2**31)))
-        for _ in range(max(20, effort // 2))
-    ]
-    vectors = [Pair(np.asarray(one.pull), np.asarray(one.push), "ring").pi_B for one in rings]
-    skewed = [one for one in vectors if 16 * float(one @ one) > 2]
-    broken = sum(gradients(one) > 2 for one in skewed)
+    rings = _weightings(topologies.chordal_ring(16), rng, max(20, effort // 2))
+    skewed = [ring.pi_B for ring in rings if 16 * float(ring.pi_B @ ring.pi_B) > 2]
+    broken = sum(gradients(vector) > 2 for vector in skewed)
     text = (
         f"two of 16 nodes with half of pi_B: {gradients(pi):.3f} n > 2 n; noise part at most {loudest:.2f} n; of {len(rings)} "
         f"ring+chords16 {len(skewed)} have n|pi_B|^2 > 2, {broken} break it; with n |pi_B|^2: {mended:.3f}"
@@ -220,7 +213,13 @@ def tracker_start(rng: Generator, effort: int, *, constant: float = 2.0) -> Evid
     figures = {"largest / n": largest, "noise / n": loudest, "rings": float(len(rings)), "skewed": float(len(skewed)),
                "broken": float(broken), "repaired": mended}  # fmt: skip
     example = {"pi_B": pi.tolist(), "gradients": np.where(pi > 0.1, -1.0, 1.0).tolist(), "lhs/rhs": gradients(pi) / 2}
-    return Evidence(verdict, text, figures, None if verdict == "holds" else example)
+    holds = within(max(largest, loudest) / constant)
+    return conclude(text, figures, example, printed=holds, repaired=within(mended))
+
+
+def _weightings(graph: Graph, rng: Generator, count: int) -> list[Pair]:
+    """Random integer weights on a graph."""
+    return [Pair.of(Mixing.random_integer(graph, seed=int(rng.integers(2**31))), graph.name) for _ in range(count)]
 
 
 # ---- descent in one step
@@ -229,10 +228,10 @@ def tracker_start(rng: Generator, effort: int, *, constant: float = 2.0) -> Evid
 def one_step_descent(rng: Generator, effort: int, *, constants: float = 1e3) -> Evidence:
     """|grad f|^2 <~ (f - E f+)/(c a) + c a L sigma^2/n + a L |pi_A^T Dy|^2, up to absolute constants, at t = 0.
 
-    The cross term <grad f, eps> is left out. At t = 0 all nodes are at one point and y = g, so that gradients with
-    pi_A^T y = 0 but mean not zero leave x-hat, and f, where they are; all that is left on the right is a L c^2 |grad f|^2,
-    which a small step makes as small as one likes. Besides, the last term has to be divided by c, which has no lower limit.
-    With both, |grad f|^2 <= (f - f+)/(c a) - <grad f, pi_A^T Dy>/c + c a L |mean g|^2 + (a L/c) |pi_A^T Dy|^2 holds.
+    The cross term <grad f, eps> is missing. At t = 0 all nodes are at one point and y = g, so that gradients with
+    pi_A^T y = 0 but mean not zero do not change x-hat and f; the right side is then a L c^2 |grad f|^2, which a small step makes
+    arbitrarily small. Besides, the last term has to be divided by c, which has no lower limit. With both corrections,
+    |grad f|^2 <= (f - f+)/(c a) - <grad f, pi_A^T Dy>/c + c a L |mean g|^2 + (a L/c) |pi_A^T Dy|^2 holds.
     """
 
     def sides(pair: Pair, gradients: FloatArray, step: float, bend: float) -> tuple[float, float, float]:
@@ -254,40 +253,33 @@ def one_step_descent(rng: Generator, effort: int, *, constants: float = 1e3) -> 
     for step in (1e-2, 1e-4, 1e-6):
         left, right, _ = sides(pair, gradients, step, 1.0)
         largest = max(largest, left / right)
-    verdict = judged(largest <= constants, within(mended))
     text = (
         f"2 nodes, pi_A^T y = 0: lhs/rhs = 1/(a L c^2), {largest:.0e} at a = 1e-6/L; with the cross term and 1/c "
         f"{mended:.3f}; least c met {smallest:.2g}"
     )
-    example = {
-        "A": pair.A.tolist(),
-        "B": pair.B.tolist(),
-        "gradients": gradients.tolist(),
-        "step": 1e-6,
-        "lhs/rhs": largest,
-    }
+    example = pair.data() | {"gradients": gradients.tolist(), "step": 1e-6, "lhs/rhs": largest}
     figures = {"worst": largest, "worst repaired": mended, "least c": smallest}
-    return Evidence(verdict, text, figures, None if verdict == "holds" else example)
+    return conclude(text, figures, example, printed=largest <= constants, repaired=within(mended))
 
 
 def known_at_the_time(rng: Generator, effort: int, *, lag: int = 0) -> Evidence:
-    """Delta_y^(k - lag) has no variance given F_k, which knows all gradients before step k: y^(k), for lag 0, contains g^(k)."""
-    largest, where, k = 0.0, None, 3
+    """Delta_y^(k - lag) has no variance given F_k, all gradients before step k. But y^(k) (lag 0) contains g^(k)."""
+    largest, example, k = 0.0, None, 3
     for pair in pairs(rng, max(7, effort // 10)):
-        one = responses(pair.A, pair.B, rng.uniform(0, 1, pair.nodes), 1.0, 0.1, k + 1)
-        now = slice(1 + k * pair.nodes, 1 + (k + 1) * pair.nodes)  # the noises of step k
-        variance = float(((pair.B_powers[0] @ one.trackers[k - lag][:, now]) ** 2).sum())
+        run = responses(pair.A, pair.B, rng.uniform(0, 1, pair.nodes), 1.0, 0.1, k + 1)
+        current = slice(1 + k * pair.nodes, 1 + (k + 1) * pair.nodes)  # the noises of step k
+        variance = float(((pair.B_powers[0] @ run.trackers[k - lag][:, current]) ** 2).sum())
         if variance > largest:
-            largest, where = variance, pair
+            largest, example = variance, pair.data()
     text = f"given F_k, Delta_y^(k) still has a variance of {largest:.3g} sigma^2, |I - B_inf|_F^2 sigma^2"
-    return Evidence(judged(largest == 0), text, {"variance": largest}, None if where is None else where.data())
+    return conclude(text, {"variance": largest}, example, printed=largest == 0)
 
 
 # ---- the residual
 
 
 def block_variance(pair: Pair, lengths: FloatArray) -> FloatArray:
-    """E |pi_A^T sum of m residuals Delta_y|^2 / sigma^2 of pure noise in the long run, for each m.
+    """Return E |pi_A^T sum of m residuals Delta_y|^2 / sigma^2 of pure noise in the stationary state, for each m.
 
     The noise g^(t) of l steps before the end of the block has the factor pi_A^T (B^l - B_inf) if l < m, and
     pi_A^T (B^l - B^(l-m)) otherwise.
@@ -303,8 +295,8 @@ def block_variance(pair: Pair, lengths: FloatArray) -> FloatArray:
 def residual_blocks(rng: Generator, effort: int, *, tighten: float = 1.0) -> Evidence:
     """The residual pi_A^T Delta_y of single steps persists; that of a block has a variance bounded in m: 4 |pi_A|^2 s_B sigma^2.
 
-    So (1/m) E |block|^2 falls as 1/m. Compared with c^2 sigma^2/n, what the single-step analysis would need. Where A is doubly
-    stochastic the residual is zero: "regardless of topology" needs that exception.
+    So (1/m) E |block|^2 falls as 1/m. It is compared with c^2 sigma^2/n, the size that the single-step analysis needs. Where A is
+    doubly stochastic the residual is zero: "regardless of topology" needs that exception.
     """
     lengths = np.array([1, 2, 5, 20, 100, 400], dtype=float)
 
@@ -315,15 +307,13 @@ def residual_blocks(rng: Generator, effort: int, *, tighten: float = 1.0) -> Evi
     found = worst(score, rng, effort)
     shown, single = {}, {}
     for name, build in (("exponential", topologies.exponential), ("ring+chords", topologies.chordal_ring)):
-        several = [Mixing.random_integer(build(16), seed=int(rng.integers(2**31))) for _ in range(max(6, effort // 8))]
-        known = [Pair(np.asarray(one.pull), np.asarray(one.push), name) for one in several]
-        curves = [block_variance(pair, lengths) / lengths * pair.nodes / pair.c**2 for pair in known]
+        several = _weightings(build(16), rng, max(6, effort // 8))
+        curves = [block_variance(pair, lengths) / lengths * pair.nodes / pair.c**2 for pair in several]
         shown[name], single[name] = np.median(curves, axis=0), [float(curve[0]) for curve in curves]
     persists = min(float(curve[0]) for curve in shown.values())
     largest = worst(
         lambda pair: float(block_variance(pair, lengths[:1])[0]) * pair.nodes / pair.c**2, rng, effort // 2
     ).ratio
-    verdict = judged(within(found.ratio) and persists > 1e-3)
     ring = ", ".join(f"{value:.2g}" for value in shown["ring+chords"][[0, 2, 3, 4, 5]])
     ends = {name: f"{min(values):.2g} to {max(values):.2g}" for name, values in single.items()}
     text = (
@@ -337,7 +327,7 @@ def residual_blocks(rng: Generator, effort: int, *, tighten: float = 1.0) -> Evi
         for m, v in zip(lengths, curve, strict=True)
     }
     figures |= {f"{name}16, m = 1, {end.__name__}": end(v) for name, v in single.items() for end in (min, max)}
-    return Evidence(verdict, text, figures, None if verdict == "holds" else found.pair.data())
+    return conclude(text, figures, found.pair.data(), printed=within(found.ratio) and persists > 1e-3)
 
 
 CLAIMS = (

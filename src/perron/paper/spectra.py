@@ -5,42 +5,18 @@ Notation: a_i = |A^i - A_inf|, b_i = |B^i - B_inf|, delta_0 = I - B_inf, delta_j
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from dataclasses import replace
 from math import sqrt
 
 import numpy as np
 
 from perron._typing import FloatArray
 from perron.networks import spectral
-from perron.paper.claim import Claim, Evidence, judged, within
-from perron.paper.search import Generator, Pair, hub_weights, norms, worst
+from perron.paper.claim import Claim, Evidence, conclude, within
+from perron.paper.search import Generator, Pair, check_inequality, hub_weights, norms, worst
 from perron.theory.theorem import mixing_sum_bound
 
-Score = Callable[[Pair], float]
-
-
-def compared(
-    printed: Score,
-    rng: Generator,
-    effort: int,
-    *,
-    repaired: Score | None = None,
-    repair: str = "",
-    also: tuple[Pair, ...] = (),
-) -> Evidence:
-    """The verdict on left side <= right side, from the largest ratio that a search finds; likewise of the repaired version."""
-    found = worst(printed, rng, effort, also=also)
-    text = f"largest lhs/rhs {found.ratio:.4g} ({found.place}) of {found.tried} pairs"
-    figures, mended = {"worst": found.ratio, "tried": float(found.tried)}, None
-    if repaired is not None:
-        # The printed version's worst pair is the first that the repaired one has to stand.
-        mended = worst(repaired, rng, effort, also=(*also, found.pair))
-        figures["worst repaired"] = mended.ratio
-        text += f"; with {repair}: {mended.ratio:.3g}"
-    verdict = judged(within(found.ratio), None if mended is None else within(mended.ratio))
-    return Evidence(
-        verdict, text, figures, None if verdict == "holds" else found.pair.data() | {"lhs/rhs": found.ratio}
-    )
+LARGE = 10**6  # a power at which B^m is at its limit
 
 
 # ---- Proposition 2
@@ -57,13 +33,12 @@ def proposition_two(rng: Generator, effort: int, *, tighten: float = 1.0) -> Evi
         low, high = n * max(a.min(), b.min()), n * min(a.max(), b.max())
         return float(max(1 / pair.s_A, 1 / pair.s_B, low / pair.c, pair.c / high))
 
-    found, rest = compared(sums, rng, effort), worst(others, rng, effort // 2)
-    alone = spectral.mixing_sum([[1.0]]).value
-    verdict = judged(found.verdict == "holds" and within(rest.ratio))
-    text = f"s/bound: {found.text}; the other four: {rest.ratio:.3g}; n >= 2 is needed (n = 1 has s = {alone:g})"
-    figures = dict(found.figures) | {"worst of the others": rest.ratio, "s of one node": alone}
-    refuted = found.counterexample or (None if within(rest.ratio) else rest.pair.data())
-    return Evidence(verdict, text, figures, refuted)
+    found, rest = check_inequality(sums, rng, effort), worst(others, rng, effort // 2)
+    single = spectral.mixing_sum([[1.0]]).value
+    text = f"s/bound: {found.text}; the other four: {rest.ratio:.3g}; n >= 2 is needed (n = 1 has s = {single:g})"
+    figures = dict(found.figures) | {"worst of the others": rest.ratio, "s of one node": single}
+    holds = found.verdict == "holds" and within(rest.ratio)
+    return conclude(text, figures, found.counterexample or rest.pair.data(), printed=holds)
 
 
 def at_least_one(rng: Generator, effort: int, *, least: float = 1.0) -> Evidence:
@@ -76,10 +51,10 @@ def at_least_one(rng: Generator, effort: int, *, least: float = 1.0) -> Evidence
         defect = max(defect, abs(first - sqrt(pair.nodes) * float(np.linalg.norm(pair.pi_A))))
         return least / spectral.peak_deviation(pair.A)
 
-    found = compared(score, rng, effort)
-    verdict = judged(found.verdict == "holds" and defect < 1e-9)
+    found = check_inequality(score, rng, effort)
     text = f"least M {least / found.figures['worst']:.6f}; |I - A_inf| = sqrt(n) |pi_A| up to {defect:.0e}"
-    return Evidence(verdict, text, dict(found.figures) | {"defect": defect}, found.counterexample)
+    figures = dict(found.figures) | {"defect": defect}
+    return conclude(text, figures, found.counterexample, printed=found.verdict == "holds" and defect < 1e-9)
 
 
 def peak(rng: Generator, effort: int, *, factor: float = 1.0) -> Evidence:
@@ -89,15 +64,12 @@ def peak(rng: Generator, effort: int, *, factor: float = 1.0) -> Evidence:
         return max(pair.A_norms.max(), pair.B_norms.max()) / sqrt(factor * pair.nodes)
 
     known = Pair(hub_weights(10, 1e-3), hub_weights(10, 1e-3).T, "hub")
-    found = compared(
-        lambda pair: score(pair, factor), rng, effort,
-        repaired=lambda pair: score(pair, 2.0), repair="sqrt(2n)", also=(known,),
+    found = check_inequality(
+        score, rng, effort, version=(factor,), repaired=(2.0,), repair="sqrt(2n)", also=(known,)
     )  # fmt: skip
     value = score(known, 1.0) * sqrt(10)
-    return Evidence(
-        found.verdict, f"hub with 10 nodes: M = {value:.3f} > {sqrt(10):.3f}; {found.text}",
-        dict(found.figures) | {"hub 10": value}, found.counterexample,
-    )  # fmt: skip
+    text = f"hub with 10 nodes: M = {value:.3f} > {sqrt(10):.3f}; {found.text}"
+    return replace(found, text=text, figures=dict(found.figures) | {"hub 10": value})
 
 
 def contraction_below_one(rng: Generator, effort: int, *, loops: str = "one") -> Evidence:
@@ -112,32 +84,27 @@ def contraction_below_one(rng: Generator, effort: int, *, loops: str = "one") ->
         rows = weights / weights.sum(axis=1, keepdims=True)
         return spectral.contraction(rows), rows
 
-    printed = max((drawn(loops) for _ in range(effort)), key=lambda one: one[0])
-    mended = max((drawn("all") for _ in range(effort)), key=lambda one: one[0])
+    printed = max((drawn(loops) for _ in range(effort)), key=lambda pair: pair[0])
+    mended = max(drawn("all")[0] for _ in range(effort))
     known = np.array([[0.5, 0.5, 0], [0, 0, 1], [1, 0, 0]])
-    if loops == "one" and spectral.contraction(known) >= printed[0] - 1e-12:
-        printed = (spectral.contraction(known), known)
-    verdict = judged(printed[0] < 1 - 1e-9, mended[0] < 1 - 1e-9)
-    s = spectral.mixing_sum(known).value
-    text = f"3-ring, one self-loop: beta = {spectral.contraction(known):.6f}, s = {s:.2f}; largest with all loops {mended[0]:.4f}"
-    figures = {"largest beta": printed[0], "largest with all self-loops": mended[0], "s of the 3-ring": s}
-    return Evidence(
-        verdict, text, figures, None if verdict == "holds" else {"A": printed[1].tolist(), "beta": printed[0]}
-    )
+    beta, s = spectral.contraction(known), spectral.mixing_sum(known).value
+    if loops == "one" and beta >= printed[0] - 1e-12:
+        printed = (beta, known)
+    text = f"3-ring, one self-loop: beta = {beta:.6f}, s = {s:.2f}; largest with all loops {mended:.4f}"
+    figures = {"largest beta": printed[0], "largest with all self-loops": mended, "s of the 3-ring": s}
+    example = {"A": printed[1].tolist(), "beta": printed[0]}
+    return conclude(text, figures, example, printed=printed[0] < 1 - 1e-9, repaired=mended < 1 - 1e-9)
 
 
 def power_sums(rng: Generator, effort: int, *, power: float = 2.0) -> Evidence:
-    """s_{B^m} <= s_B for m >= 1, and s_{B^m} -> |I - B_inf|^2 (as the power 2 says) as m -> infinity."""
+    """s_{B^m} <= s_B for m >= 1, and s_{B^m} -> |I - B_inf|^2 (hence the power 2) as m -> infinity."""
 
     def score(pair: Pair) -> float:
         sums = [spectral.mixing_sum(pair.B, power=m).value for m in (2, 3, 7, 20, LARGE)]
         first = float(np.linalg.norm(pair.B_powers[0], 2)) ** power
         return max(max(sums) / pair.s_B, sums[-1] / first, first / sums[-1])
 
-    return compared(score, rng, max(10, effort // 3))
-
-
-LARGE = 10**6  # a power at which B^m is at its limit
+    return check_inequality(score, rng, max(10, effort // 3))
 
 
 # ---- the rolling-sum lemma
@@ -146,7 +113,7 @@ LARGE = 10**6  # a power at which B^m is at its limit
 def rolling_sum(rng: Generator, effort: int, *, tighten: float = 1.0) -> Evidence:
     """sum_k |sum_{i<=k} (A^(k-i) - A_inf) D_i|_F^2 <= s_A^2 sum_i |D_i|_F^2 for all D: the norm of a block Toeplitz matrix.
 
-    The norm is the worst over all D at once, so that no D has to be searched.
+    The norm is the worst over all D, so that no search over D is needed.
     """
 
     def score(pair: Pair) -> float:
@@ -158,22 +125,22 @@ def rolling_sum(rng: Generator, effort: int, *, tighten: float = 1.0) -> Evidenc
                 toeplitz[late * n : (late + 1) * n, early * n : (early + 1) * n] = pair.A_powers[late - early]
         return float(np.linalg.norm(toeplitz, 2)) ** 2 / (tighten * pair.s_A**2)
 
-    return compared(score, rng, effort)
+    return check_inequality(score, rng, effort)
 
 
 # ---- constants in the proof of Lemma 2
 
 
 def product_sums(pair: Pair) -> tuple[float, float]:
-    """N_7 and N_8: sum_t |S_t|^2 and sum_t |S_t|, S_t = sum_j A^(t-j) delta_j = A S_{t-1} + delta_t."""
-    current, found = np.zeros((pair.nodes, pair.nodes)), []
+    """Return N_7 and N_8: sum_t |S_t|^2 and sum_t |S_t|, S_t = sum_j A^(t-j) delta_j = A S_{t-1} + delta_t."""
+    current, products = np.zeros((pair.nodes, pair.nodes)), []
     steps = pair.steps_B()
     for t in range(4 * len(steps)):
         current = pair.A @ current + (steps[t] if t < len(steps) else 0)
-        found.append(current)
+        products.append(current)
         if t >= len(steps) and np.abs(current).max() < 1e-11:
             break
-    sizes = norms(np.array(found))
+    sizes = norms(np.array(products))
     return float((sizes**2).sum()), float(sizes.sum())
 
 
@@ -185,7 +152,7 @@ def lemma_constants(rng: Generator, effort: int, *, tighten: float = 1.0) -> Evi
         a, b, first = pair.s_A, pair.s_B, sqrt(pair.nodes) * float(np.linalg.norm(pair.pi_A))
         return max(n7 / (8 * a**2 * b + 2 * first**2 * b), n8 / (2 * a * b + first * b)) / tighten
 
-    return compared(score, rng, effort)
+    return check_inequality(score, rng, effort)
 
 
 def tracker_noise(rng: Generator, effort: int, *, constant: float = 2.0) -> Evidence:
@@ -196,26 +163,21 @@ def tracker_noise(rng: Generator, effort: int, *, constant: float = 2.0) -> Evid
         return float(left.max()) / (constant * pair.s_B)
 
     known = Pair(np.ones((2, 2)), np.array([[0.1, 0.6], [0.9, 0.4]]), "2 nodes")
-    found = compared(
-        lambda pair: score(pair, constant), rng, effort,
-        repaired=lambda pair: score(pair, 4.0), repair="4 s_B", also=(known,),
-    )  # fmt: skip
+    found = check_inequality(score, rng, effort, version=(constant,), repaired=(4.0,), repair="4 s_B", also=(known,))
     value = score(known, 2.0)
-    return Evidence(
-        found.verdict, f"[[.1,.6],[.9,.4]]: {value:.3f}; {found.text}", dict(found.figures) | {"known": value},
-        found.counterexample,
-    )  # fmt: skip
+    figures = dict(found.figures) | {"known": value}
+    return replace(found, text=f"[[.1,.6],[.9,.4]]: {value:.3f}; {found.text}", figures=figures)
 
 
 def mixed_products(rng: Generator, effort: int, *, exponent: float = 1.0) -> Evidence:
     """sum_{i<m} |S_i|^2 <= 2 (s_A^2 s_B + m n s_B), S_i = sum_{j<i} A^(i-j-1) (B^j - B_inf); with m n s_B^2 it holds."""
 
     def score(pair: Pair, exponent: float) -> float:
-        current, found = np.zeros((pair.nodes, pair.nodes)), []
+        current, products = np.zeros((pair.nodes, pair.nodes)), []
         for power in pair.B_powers:
             current = pair.A @ current + power
-            found.append(current)
-        left = np.cumsum(norms(np.array(found)) ** 2)  # of i = 1 .. m-1, for m = 2, 3, ...
+            products.append(current)
+        left = np.cumsum(norms(np.array(products)) ** 2)  # of i = 1 .. m-1, for m = 2, 3, ...
         m = np.arange(2, len(left) + 2)
         # Later terms are at their limit, so that the ratio tends to this.
         limit = norms(current[None])[0] ** 2 / (2 * pair.nodes * pair.s_B**exponent)
@@ -223,13 +185,8 @@ def mixed_products(rng: Generator, effort: int, *, exponent: float = 1.0) -> Evi
         return float(max((left / right).max(), limit))
 
     slow = Pair(np.array([[0.9, 0.1], [0.9, 0.1]]), np.array([[0.99, 0.01], [0.01, 0.99]]), "2 nodes, slow B")
-    return compared(
-        lambda pair: score(pair, exponent),
-        rng,
-        max(14, effort // 2),
-        repaired=lambda pair: score(pair, 2.0),
-        repair="m n s_B^2",
-        also=(slow,),
+    return check_inequality(
+        score, rng, max(14, effort // 2), version=(exponent,), repaired=(2.0,), repair="m n s_B^2", also=(slow,)
     )
 
 

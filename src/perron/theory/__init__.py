@@ -1,24 +1,32 @@
-"""What theory predicts of a run, to be held against the measurement: levels, stable steps, rates, horizons."""
+"""Predictions for a run: stationary levels, stable steps, rates and horizons."""
 
 from perron.theory.horizon import Horizon, crossover
-from perron.theory.levels import Level, around, distance_floor, noise_floor, stationary
+from perron.theory.levels import (
+    Linearization,
+    StationaryLevel,
+    distance_floor,
+    linearize,
+    noise_floor,
+    stationary,
+)
 from perron.theory.recursion import Recursion, recursion
 from perron.theory.sensitivity import Sensitivity, sensitivity
-from perron.theory.stability import Best, Stable, best_lr, rate, stable_lr, transient
+from perron.theory.stability import BestStep, StableRange, best_lr, rate, stable_lr, transient
 from perron.theory.theorem import TheoremOne
 
 __all__ = [
-    "Best",
+    "BestStep",
     "Horizon",
-    "Level",
+    "Linearization",
     "Recursion",
     "Sensitivity",
-    "Stable",
+    "StableRange",
+    "StationaryLevel",
     "TheoremOne",
-    "around",
     "best_lr",
     "crossover",
     "distance_floor",
+    "linearize",
     "noise_floor",
     "rate",
     "recursion",
@@ -27,3 +35,4 @@ __all__ = [
     "stationary",
     "transient",
 ]
+Level, Stable, Best, around = StationaryLevel, StableRange, BestStep, linearize  # the names of version 0.1

@@ -1,8 +1,9 @@
-"""Where a run with noisy gradients and a constant step settles: simple formulas, and the exact second moments."""
+"""The level at which a run with noisy gradients and a constant step settles: simple formulas, and exact second moments."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field, fields
+from functools import reduce
 from math import isfinite
 
 import torch
@@ -16,16 +17,18 @@ from perron.problems.base import Problem
 from perron.theory.recursion import (
     LARGEST,
     Recursion,
+    Stage,
     as_network,
-    blocks,
-    one_thread,
-    spread,
+    block_diagonal,
+    check_lr,
+    kron_identity,
+    single_threaded,
     unit_recursion,
 )
 
 
 def noise_floor(problem: Problem, step: float) -> float:
-    """The level at which grad_norm_sq of a method that follows centralized SGD settles with a constant step:
+    """Return the level at which grad_norm_sq of a method that follows centralized SGD settles with a constant step:
 
         E |grad f(x-hat)|^2  ->  step tr(H Sigma) / (2 n)
 
@@ -33,7 +36,7 @@ def noise_floor(problem: Problem, step: float) -> float:
     step: c lr for Push-Pull (`Algorithm.effective_step` times lr). Near the optimum x-hat follows
     x-hat+ = x-hat - step (H (x-hat - x*) + noise), whose covariance P solves H P + P H - step H P H = step Sigma / n; the
     level is tr(H P H), and the formula its leading term for small steps (the next is larger by about step L / 2).
-    `stationary` has the exact answer for an algorithm on a network.
+    `stationary` computes the exact level of an algorithm on a network.
 
     Example:
         >>> from perron.problems import Quadratic
@@ -41,54 +44,49 @@ def noise_floor(problem: Problem, step: float) -> float:
         >>> round(noise_floor(problem, step=0.1), 6)
         0.00043
     """
-    _check_step(step)
-    hessian, covariance = _average(problem)
+    hessian, covariance = _averages(problem, step)
     return step * float((hessian * covariance).sum()) / (2 * problem.nodes)
 
 
 def distance_floor(problem: Problem, step: float) -> float:
-    """The level at which distance_sq settles, under the assumptions of `noise_floor`:
+    """Return the level at which distance_sq settles, under the assumptions of `noise_floor`:
 
         E |x-hat - x*|^2  ->  step tr(H^-1 Sigma) / (2 n)
 
-    It needs a positive definite H.
+    H must be positive definite.
     """
-    _check_step(step)
-    hessian, covariance = _average(problem)
+    hessian, covariance = _averages(problem, step)
     if float(torch.linalg.eigvalsh(hessian).min()) <= 0:
         raise PerronError("The distance to the optimum does not settle: the Hessian there is not positive definite.")
     return step * float(torch.linalg.solve(hessian, covariance).trace()) / (2 * problem.nodes)
 
 
-def _check_step(step: float) -> None:
+def _averages(problem: Problem, step: float) -> tuple[Tensor, Tensor]:
+    """Hessian and noise covariance at the optimum, averaged over the nodes."""
     if not (isfinite(step) and step > 0):
         raise PerronError(f"An effective step is a positive number; got {step}.")
+    x = optimum_of(problem)
+    return problem.hessian(x), _known(problem.noise_covariance(x))
 
 
-def _average(problem: Problem) -> tuple[Tensor, Tensor]:
-    """Hessian and covariance of the noise at the optimum, averaged over the nodes."""
-    x = _optimum(problem)
-    covariance = problem.noise_covariance(x)
-    if covariance is None:
-        raise _unknown_noise()
-    return problem.hessian(x), covariance
-
-
-def _optimum(problem: Problem) -> Tensor:
+def optimum_of(problem: Problem) -> Tensor:
+    """Return the optimum in double precision, or refuse a problem whose optimum is not known."""
     if problem.optimum is None:
-        raise PerronError("The optimum of this problem is not known, so neither is the noise there.")
+        raise PerronError("The optimum of this problem is not known, so theory cannot linearise it there.")
     return problem.optimum.to(torch.float64)
 
 
-def _unknown_noise() -> PerronError:
-    return PerronError(
-        "The covariance of this problem's gradient noise is not known: override Problem.noise_covariances."
-    )
+def _known(covariance: Tensor | None) -> Tensor:
+    if covariance is None:
+        raise PerronError(
+            "The covariance of this problem's gradient noise is not known: override Problem.noise_covariances."
+        )
+    return covariance
 
 
 @dataclass(frozen=True)
-class Around:
-    """A problem in the neighbourhood of its optimum, as linear theory sees it.
+class Linearization:
+    """A problem linearised at its optimum.
 
     Attributes:
         curvature: the nodes' Hessians H_i, ``(n, d, d)``; or ``(d,)``, the eigenvalues of one H that all nodes share.
@@ -103,36 +101,30 @@ class Around:
 
     @property
     def shared(self) -> bool:
-        """Whether all nodes have one Hessian."""
+        """Whether all nodes have the same Hessian."""
         return self.curvature.ndim == 1
 
     @property
     def dim(self) -> int:
-        """d."""
         return self.curvature.shape[-1]
 
 
-def around(problem: Problem, *, noise: bool = True) -> Around:
-    """The Hessians, gradients and, if asked for, noise covariances of a problem at its optimum."""
-    x = _optimum(problem)
-    covariances = problem.noise_covariances(x) if noise else None
-    if covariances is None:
-        if noise:
-            raise _unknown_noise()
-        covariances = torch.zeros(problem.nodes, problem.dim, problem.dim, dtype=torch.float64)
+def linearize(problem: Problem, *, noise: bool = True) -> Linearization:
+    """Return the Hessians, gradients and (if ``noise``) gradient covariances of a problem at its optimum."""
+    x = optimum_of(problem)
+    shape = (problem.nodes, problem.dim, problem.dim)
+    covariances = _known(problem.noise_covariances(x)).double() if noise else torch.zeros(shape, dtype=torch.float64)
     hessians = problem.local_hessians(x).double()
     grads = problem.local_grads(x.expand(problem.nodes, problem.dim)).double()
-    covariances = covariances.double()
-    if not torch.allclose(
-        hessians, hessians[:1].expand_as(hessians), rtol=1e-10, atol=1e-12 * float(hessians.abs().max())
-    ):
-        return Around(hessians, grads, covariances)
-    values, turn = torch.linalg.eigh(hessians[0])
-    return Around(values, grads @ turn, torch.einsum("ji,njk,ki->ni", turn, covariances, turn))
+    tolerance = 1e-12 * float(hessians.abs().max())
+    if not torch.allclose(hessians, hessians[:1].expand_as(hessians), rtol=1e-10, atol=tolerance):
+        return Linearization(hessians, grads, covariances)
+    values, vectors = torch.linalg.eigh(hessians[0])
+    return Linearization(values, grads @ vectors, torch.einsum("ji,njk,ki->ni", vectors, covariances, vectors))
 
 
 @dataclass(frozen=True)
-class Level:
+class StationaryLevel:
     """Expected values in the stationary state, named as the metrics of `simulate`; ``bias`` are those without noise.
 
     Attributes:
@@ -142,7 +134,7 @@ class Level:
         distance_sq: E |x-hat - x*|^2.
         distance_sq_local: mean_i E |x_i - x*|^2.
         consensus_error_sq: mean_i E |x_i - x-hat|^2.
-        bias: the same for exact gradients: zero for exact methods, of order lr^2 for biased ones on differing data.
+        bias: the same for exact gradients: zero for exact methods, of order lr^2 for biased ones on heterogeneous data.
     """
 
     grad_norm_sq: float
@@ -151,23 +143,24 @@ class Level:
     distance_sq: float
     distance_sq_local: float
     consensus_error_sq: float
-    bias: Level | None = field(default=None, kw_only=True)
+    bias: StationaryLevel | None = field(default=None, kw_only=True)
 
 
-NAMES = tuple(one.name for one in fields(Level) if one.name != "bias")
+METRICS = tuple(entry.name for entry in fields(StationaryLevel) if entry.name != "bias")
 
 
-def stationary(problem: Problem, algorithm: Algorithm, network: Network | Mixing, lr: float) -> Level:
-    """The exact stationary level of the linear stochastic recursion that an algorithm is near the optimum.
+def stationary(problem: Problem, algorithm: Algorithm, network: Network | Mixing, lr: float) -> StationaryLevel:
+    """Return the exact stationary level of an algorithm near the optimum, where it is a linear stochastic recursion.
 
     With deviations S from the optimum, S+ = M S + N (c + noise) (`perron.theory.recursion`), the mean m solves
     m = M m + N c, and the covariance X the Lyapunov equation
 
         X = M X M^T + N Sigma N^T
 
-    on the subspace that runs reach. It holds for every step and topology, and is exact for quadratics with additive noise,
+    on the reachable subspace. It holds for every step and topology, and is exact for quadratics with additive noise,
     whatever the nodes' Hessians; for other losses as far as they are quadratic, and their noise constant, over the region in
-    which a run moves. Push-sum weights and the like have settled. Where nodes take part at random, X has the terms of that too.
+    which a run moves. Push-sum weights and similar fields are at their limits. Where nodes take part at random, X includes the
+    variance that this causes.
 
     Raises a `PerronError` where the recursion is unstable.
 
@@ -182,48 +175,49 @@ def stationary(problem: Problem, algorithm: Algorithm, network: Network | Mixing
     """
     network = as_network(network)
     check_nodes(problem, network)
-    if not (isfinite(lr) and lr > 0):
-        raise PerronError(f"lr must be a positive number; got {lr}.")
-    return level_of(unit_recursion(algorithm, network), around(problem), lr)
+    check_lr(lr)
+    return stationary_level(unit_recursion(algorithm, network), linearize(problem), lr)
 
 
 def check_nodes(problem: Problem, network: Network) -> None:
-    """Refuse a problem and a network that do not have as many nodes."""
+    """Refuse a problem and a network with different numbers of nodes."""
     if problem.nodes != network.nodes:
-        raise PerronError(f"The problem has {problem.nodes} nodes, the network {network.nodes}; they need as many.")
+        raise PerronError(
+            f"The problem has {problem.nodes} nodes, the network {network.nodes}; the numbers must be equal."
+        )
 
 
-@one_thread()
-def level_of(found: Recursion, near: Around, lr: float = 1.0) -> Level:
-    """`stationary`, of a recursion and a problem's neighbourhood that are known already; with ``lr`` if that is of lr = 1."""
-    scaled = Around(lr * near.curvature, lr * near.grads, lr**2 * near.noise)
-    mean, covariance = moments(found, scaled)
-    readouts = _readouts(found, near)
-    bias = {name: float(((rows @ mean) ** 2).sum()) for name, rows in readouts.items()}
-    noisy = {name: float((rows @ covariance * rows).sum()) for name, rows in readouts.items()}
-    return Level(*(bias[name] + noisy[name] for name in NAMES), bias=Level(*(bias[name] for name in NAMES)))
+@single_threaded()
+def stationary_level(unit: Recursion, local: Linearization, lr: float = 1.0) -> StationaryLevel:
+    """Return the level that `stationary` returns, for a recursion at lr = 1 and a linearised problem."""
+    mean, covariance = _moments(unit, Linearization(lr * local.curvature, lr * local.grads, lr**2 * local.noise))
+    readouts = _readouts(unit, local)
+    bias = [float(((readouts[name] @ mean) ** 2).sum()) for name in METRICS]
+    noisy = [float((readouts[name] @ covariance * readouts[name]).sum()) for name in METRICS]
+    total = [constant + varying for constant, varying in zip(bias, noisy, strict=True)]
+    return StationaryLevel(*total, bias=StationaryLevel(*bias))
 
 
-def moments(found: Recursion, near: Around) -> tuple[Tensor, Tensor]:
+def _moments(linear: Recursion, local: Linearization) -> tuple[Tensor, Tensor]:
     """Mean and covariance of S in the stationary state: ``(batch, size, 1)`` and ``(batch, size, size)``.
 
-    Of a shared Hessian there is one system for each of its eigenvalues; otherwise a single one, d times as large.
+    A shared Hessian gives one system for each of its eigenvalues; others give a single one, d times as large.
     """
-    if found.stages[0].P.shape[0] * (1 if near.shared else near.dim) > LARGEST:
+    if linear.size * (1 if local.shared else local.dim) > LARGEST:
         raise PerronError(
-            f"The recursion has {found.stages[0].P.shape[0]} x {near.dim} unknowns, and theory works with dense matrices, up to "
-            f"{LARGEST}. Choose fewer nodes or coordinates."
+            f"The recursion has {linear.size} x {local.dim} unknowns, and theory works with dense matrices, up to {LARGEST}. "
+            "Choose fewer nodes or coordinates."
         )
-    steps, free = closed(found, near.curvature)
-    repeat = steps[0].N.shape[-1] // (found.nodes if near.shared else found.nodes * near.dim)
-    if near.shared:
-        force = near.grads.T.repeat(1, repeat)[:, :, None]
-        noise = torch.diag_embed(near.noise.T.repeat(1, repeat))
+    steps, free = closed_loop(linear, local.curvature)
+    repeat = steps[0].N.shape[-1] // (linear.nodes if local.shared else linear.nodes * local.dim)
+    if local.shared:
+        force = local.grads.T.repeat(1, repeat)[:, :, None]
+        noise = torch.diag_embed(local.noise.T.repeat(1, repeat))
     else:
-        force = near.grads.reshape(1, -1, 1).repeat(1, repeat, 1)
-        noise = blocks(near.noise, repeat)[None]
-    # A period of several steps is one long step: through = M_p ... M_1, and what the steps add is carried to its end.
-    through = product(steps)
+        force = local.grads.reshape(1, -1, 1).repeat(1, repeat, 1)
+        noise = block_diagonal(local.noise, repeat)[None]
+    # A period of several steps is one long step: through = M_p ... M_1, and each step's input is carried to its end.
+    through = period_matrix(steps)
     shift = torch.zeros(len(through), through.shape[-1], 1, dtype=torch.float64)
     for step in steps:
         shift = step.M @ shift + step.N @ force
@@ -231,26 +225,26 @@ def moments(found: Recursion, near: Around) -> tuple[Tensor, Tensor]:
     if radius >= 1 - 1e-13:
         raise PerronError(
             f"The recursion is unstable: its spectral radius is {radius:.6g}. Choose another lr; theory.stable_lr says which are "
-            "stable, if any. (1 at every lr: some curvature is zero, or something that should die out never does.)"
+            "stable, if any. (1 at every lr: some curvature is zero, or a quantity that should decay never does.)"
         )
     mean = torch.linalg.solve(torch.eye(through.shape[-1], dtype=torch.float64) - through, shift)
 
     def added(covariance: Tensor | None) -> Tensor:
-        """What a period adds to the covariance: noise and, where nodes take part at random, what that makes of the state."""
-        total, at, within = torch.zeros_like(through), mean, covariance
+        """The covariance that a period adds: by noise and, where nodes take part at random, by their choice."""
+        total, center, current = torch.zeros_like(through), mean, covariance
         for step in steps:
             more = step.N @ noise @ step.N.mT
             for M, N in step.parts:
-                offset = M @ at + N @ force
-                more = more + found.variance * (N @ noise @ N.mT + offset @ offset.mT)
-                if within is not None:
-                    more = more + found.variance * M @ within @ M.mT
-            total, at = step.M @ total @ step.M.mT + more, step.M @ at + step.N @ force
-            within = None if within is None else step.M @ within @ step.M.mT + more
+                offset = M @ center + N @ force
+                more = more + linear.variance * (N @ noise @ N.mT + offset @ offset.mT)
+                if current is not None:
+                    more = more + linear.variance * M @ current @ M.mT
+            total, center = step.M @ total @ step.M.mT + more, step.M @ center + step.N @ force
+            current = None if current is None else step.M @ current @ step.M.mT + more
         return total
 
     covariance = lyapunov(through, added(None))
-    if found.fluctuations:
+    if linear.fluctuations:
         for _ in range(5000):
             before, covariance = covariance, lyapunov(through, added(covariance))
             change, size = float((covariance - before).abs().max()), float(covariance.abs().max())
@@ -264,60 +258,50 @@ def moments(found: Recursion, near: Around) -> tuple[Tensor, Tensor]:
 
 
 @dataclass(frozen=True)
-class Closed:
-    """A step with its gradients put in, in the coordinates of what runs reach; ``parts`` are the fluctuations' M and N."""
+class ClosedStep:
+    """A step S+ = M S + N (c + noise) in reachable coordinates; ``parts`` are M and N of its fluctuations."""
 
     M: Tensor
     N: Tensor
     parts: tuple[tuple[Tensor, Tensor], ...] = ()
 
 
-def closed(found: Recursion, curvature: Tensor) -> tuple[list[Closed], Tensor]:
-    """M and N of every step of a period in the basis of the states that runs reach, and that basis.
+def closed_loop(linear: Recursion, curvature: Tensor) -> tuple[list[ClosedStep], Tensor]:
+    """Return M and N of every step of a period in a basis of the reachable states, and that basis.
 
-    Within a period of several steps the basis is that of its start, and steps are kept in full coordinates.
+    The basis is that of a period's start: within a period of several steps, states are kept in full coordinates.
     """
-    dim = 1 if curvature.ndim == 1 else curvature.shape[-1]
-    free = spread(found.free, dim)
-    count = len(found.stages)
+    free = kron_identity(linear.free, 1 if curvature.ndim == 1 else curvature.shape[-1])
+    last = len(linear.stages) - 1
+
+    def reduced(number: int, M: Tensor, N: Tensor) -> tuple[Tensor, Tensor]:
+        M = M if number else M @ free
+        return (M, N) if number < last else (free.mT @ M, free.mT @ N)
+
     steps = []
-    for number, stage in enumerate(found.stages):
-        M, N = stage.closed(curvature)
-        parts = found.fluctuations[number] if found.fluctuations else ()
-        pairs = []
-        for part in parts:
-            # Points do not depend on who takes part, so that the gradients are those of the mean stage.
-            whole = type(stage)(stage.P + part.P, stage.Q + part.Q, stage.R, stage.T)
-            with_part = whole.closed(curvature)
-            pairs.append((with_part[0] - M, with_part[1] - N))
-        first, last = number == 0, number == count - 1
-
-        def within(M: Tensor, *, enter: bool = first, leave: bool = last) -> Tensor:
-            M = M @ free if enter else M
-            return free.mT @ M if leave else M
-
-        def added(N: Tensor, *, leave: bool = last) -> Tensor:
-            return free.mT @ N if leave else N
-
-        steps.append(Closed(within(M), added(N), tuple((within(m), added(k)) for m, k in pairs)))
+    for number, stage in enumerate(linear.stages):
+        M, N = stage.closed_loop(curvature)
+        parts = []
+        for part in linear.fluctuations[number] if linear.fluctuations else ():
+            # Points do not depend on which nodes take part, so the gradients are those of the mean stage.
+            whole = Stage(stage.P + part.P, stage.Q + part.Q, stage.R, stage.T).closed_loop(curvature)
+            parts.append(reduced(number, whole[0] - M, whole[1] - N))
+        steps.append(ClosedStep(*reduced(number, M, N), tuple(parts)))
     return steps, free
 
 
 def spectral_radius(matrices: Tensor) -> float:
-    """The largest modulus of an eigenvalue, over a batch; zero of matrices without rows."""
+    """Return the largest modulus of an eigenvalue over a batch; zero of matrices without rows."""
     return float(torch.linalg.eigvals(matrices).abs().max()) if matrices.numel() else 0.0
 
 
-def product(steps: list[Closed]) -> Tensor:
-    """M_p ... M_1: a period as one step."""
-    through = steps[0].M
-    for step in steps[1:]:
-        through = step.M @ through
-    return through
+def period_matrix(steps: list[ClosedStep]) -> Tensor:
+    """Return M_p ... M_1: a period as one step."""
+    return reduce(lambda through, step: step.M @ through, steps[1:], steps[0].M)
 
 
 def lyapunov(M: Tensor, added: Tensor) -> Tensor:
-    """X = M X M^T + added, by doubling: sums of 1, 2, 4, ... terms of its series. M must contract. Differentiable."""
+    """Solve X = M X M^T + added by doubling: sums of 1, 2, 4, ... terms of its series. M must contract. Differentiable."""
     X, power = added, M
     for _ in range(64):
         more = power @ X @ power.mT
@@ -328,32 +312,29 @@ def lyapunov(M: Tensor, added: Tensor) -> Tensor:
     return (X + X.mT) / 2
 
 
-def _readouts(found: Recursion, near: Around) -> dict[str, Tensor]:
+def _readouts(linear: Recursion, local: Linearization) -> dict[str, Tensor]:
     """Rows whose squares, summed over rows and systems, are the metrics: ``(batch, rows, size)``."""
-    n, size = found.nodes, found.stages[0].P.shape[0]
-    models = torch.zeros(n, size, dtype=torch.float64)
-    models[:, found.field("x")] = torch.eye(n, dtype=torch.float64)
-    center = found.average[None]
-    apart = (models - center) / n**0.5
-    if near.shared:
-        h = near.curvature[:, None, None]
-        plain = {"distance_sq": center, "distance_sq_local": models / n**0.5, "consensus_error_sq": apart}
-        sloped = {"grad_norm_sq": center, "grad_norm_sq_mean": models.mean(0, keepdim=True)}
-        sloped["grad_norm_sq_local"] = sloped["grad_norm_sq_mean"]
-        wide = {name: rows.expand(near.dim, *rows.shape) for name, rows in plain.items()}
-        found_rows = wide | {name: h * rows for name, rows in sloped.items()}
-    else:
-        mean = near.curvature.mean(0)
-        each = torch.cat(list(near.curvature), dim=1) / n  # (1/n) [H_1 ... H_n]
-        full = spread(center, near.dim)
-        locals_ = spread(models, near.dim)
-        found_rows = {
-            "distance_sq": full,
-            "distance_sq_local": locals_ / n**0.5,
-            "consensus_error_sq": spread(apart, near.dim),
-            "grad_norm_sq": mean @ full,
-            "grad_norm_sq_mean": mean @ spread(models.mean(0, keepdim=True), near.dim),
-            "grad_norm_sq_local": each @ locals_,
+    n = linear.nodes
+    models = torch.zeros(n, linear.size, dtype=torch.float64)
+    models[:, linear.field("x")] = torch.eye(n, dtype=torch.float64)
+    center, mean = linear.average[None], models.mean(0, keepdim=True)
+    rows = {
+        "distance_sq": center,
+        "distance_sq_local": models / n**0.5,
+        "consensus_error_sq": (models - center) / n**0.5,
+        "grad_norm_sq": center,
+        "grad_norm_sq_mean": mean,
+        "grad_norm_sq_local": mean if local.shared else models,
+    }
+    if local.shared:
+        slopes = local.curvature[:, None, None]
+        return {
+            name: slopes * row if name.startswith("grad") else row.expand(local.dim, *row.shape)
+            for name, row in rows.items()
         }
-        found_rows = {name: rows[None] for name, rows in found_rows.items()}
-    return {name: found_rows[name] for name in NAMES}
+    average = local.curvature.mean(0)
+    each = torch.cat(list(local.curvature), dim=1) / n  # (1/n) [H_1 ... H_n]
+    wide = {name: kron_identity(row, local.dim) for name, row in rows.items()}
+    wide |= {name: average @ wide[name] for name in ("grad_norm_sq", "grad_norm_sq_mean")}
+    wide["grad_norm_sq_local"] = each @ wide["grad_norm_sq_local"]
+    return {name: row[None] for name, row in wide.items()}
