@@ -196,11 +196,11 @@ def _remark(algorithm: Algorithm, network: Network) -> str:
 
 def _choice(assessments: tuple[Assessment, ...]) -> Assessment | None:
     """The first algorithm, unless the bound of another is clearly lower; then the lowest. None with a wild start."""
-    working = [one for one in assessments if one.works]
-    working = [one for one in working if one.error is not None and "wild" not in one.remark] or working
+    working = [fit for fit in assessments if fit.works]
+    working = [fit for fit in working if fit.error is not None and "wild" not in fit.remark] or working
     if not working:
         return None
-    lowest = min(working, key=lambda one: (one.error or inf, one.bytes_per_step or inf))
+    lowest = min(working, key=lambda fit: (fit.error or inf, fit.bytes_per_step or inf))
     return lowest if (lowest.error or 0) < BETTER * (working[0].error or inf) else working[0]
 
 

@@ -144,7 +144,7 @@ class Advice:
                 "network": self.metrics.to_dict(),
                 "needs": asdict(self.needs),
                 "algorithms": [
-                    asdict(one) | {"stable": one.stable and one.stable._asdict()} for one in self.assessments
+                    asdict(fit) | {"stable": fit.stable and fit.stable._asdict()} for fit in self.assessments
                 ],
                 "chosen": self.chosen and self.chosen.name,
                 "limits": [asdict(limit) for limit in self.limits],
@@ -158,11 +158,17 @@ class Advice:
         unit = "bytes/step" if self.needs.dim is not None else "d-vectors/step"
         head = f"{'':22}{'stable lr':>12}{'lr':>11}{'floor':>11}{'speedup':>9}{unit:>16}"
         lines = [f"{self.metrics.name or 'network'}: {self.metrics.nodes} nodes", head]
-        for one in self.assessments:
-            if not one.works:
-                lines.append(f"{one.name:22}{one.refusal or 'no stable step'}")
+        for fit in self.assessments:
+            if not fit.works:
+                lines.append(f"{fit.name:22}{fit.refusal or 'no stable step'}")
                 continue
-            values = (one.stable.upper if one.stable else None, one.lr, one.level, one.speedup, one.bytes_per_step)
+            values = (
+                fit.stable.upper if fit.stable else None,
+                fit.lr,
+                fit.level,
+                fit.speedup,
+                fit.bytes_per_step,
+            )
             cells = ["-" if value is None else f"{value:.4g}" for value in values]
-            lines.append(f"{one.name:22}" + "".join(map(str.rjust, cells, (12, 11, 11, 9, 16))))
+            lines.append(f"{fit.name:22}" + "".join(map(str.rjust, cells, (12, 11, 11, 9, 16))))
         return "\n".join([*lines, *self.words])

@@ -13,9 +13,9 @@ from perron.networks.mixing import Mixing
 def sentences(advice: Advice, mixing: Mixing, labels: Sequence[str]) -> list[str]:
     """Return the advice in sentences."""
     lines = [_validity(mixing), *advice.metrics.advice(), *_limits(advice, labels)]
-    if wild := [one for one in advice.assessments if "wild start" in one.remark]:
+    if wild := [fit for fit in advice.assessments if "wild start" in fit.remark]:
         lines.append(
-            f"{', '.join(one.name for one in wild)}: wild start. Gradients are divided by diag(A^t), which on this network falls "
+            f"{', '.join(fit.name for fit in wild)}: wild start. Gradients are divided by diag(A^t), which on this network falls "
             f"to {wild[0].remark.rpartition(' ')[2]} of its limit before it converges: errors first grow by the inverse. Give "
             "self-loops more weight."
         )
@@ -81,7 +81,7 @@ def _limits(advice: Advice, labels: Sequence[str]) -> list[str]:
         if metrics is None or not advice.limits:
             continue
         head = f"What limits {side} (rho_2 = {metrics.rho_2:.4g}): "
-        limit = next((one for one in advice.limits if one.side == side and one.what == "rho_2"), None)
+        limit = next((fit for fit in advice.limits if fit.side == side and fit.what == "rho_2"), None)
         if limit is None:
             if metrics.rho_2 > 0:
                 lines.append(f"{head}several modes are equally slow, so no single link does.")
@@ -109,34 +109,34 @@ def _validity(mixing: Mixing) -> str:
 def _reason(advice: Advice, chosen: Assessment) -> str:
     """Why this algorithm."""
     best: dict[str, Assessment] = {}  # of each other family; of equal bounds, that with the largest steps
-    for one in sorted(advice.assessments, key=lambda one: (one.error or inf, -_largest_step(one))):
-        if one.works and one.error is not None and one.family != chosen.family:
-            best.setdefault(one.family, one)
+    for fit in sorted(advice.assessments, key=lambda fit: (fit.error or inf, -_largest_step(fit))):
+        if fit.works and fit.error is not None and fit.family != chosen.family:
+            best.setdefault(fit.family, fit)
     parts = []
     overlap = ALGORITHMS[chosen.name].about.overlap
-    if best and min(one.error or inf for one in best.values()) > BETTER * (chosen.error or inf):
+    if best and min(fit.error or inf for fit in best.values()) > BETTER * (chosen.error or inf):
         hidden = "" if overlap == "-" else f", and its messages ({overlap}) travel while the gradient is computed"
         parts.append(f"no other has a clearly lower bound{hidden}")
-    for family, one in best.items():
-        ratio = (one.error or inf) / (chosen.error or inf)
-        share = (one.bytes_per_step or inf) / (chosen.bytes_per_step or inf)
-        remark = f", {one.remark}" if one.remark else ""
+    for family, fit in best.items():
+        ratio = (fit.error or inf) / (chosen.error or inf)
+        share = (fit.bytes_per_step or inf) / (chosen.bytes_per_step or inf)
+        remark = f", {fit.remark}" if fit.remark else ""
         if ratio > 1.05:
             parts.append(
-                f"{family} has a bound {ratio:.2g} times as high, as it allows {_largest_step(one) / _largest_step(chosen):.2g} "
-                f"times the step ({one.name}{remark})"
+                f"{family} has a bound {ratio:.2g} times as high, as it allows {_largest_step(fit) / _largest_step(chosen):.2g} "
+                f"times the step ({fit.name}{remark})"
             )
         elif share < 0.8:
-            parts.append(f"{family} ({one.name}) would send {share:.2g} times the bytes for the same bound")
+            parts.append(f"{family} ({fit.name}) would send {share:.2g} times the bytes for the same bound")
         else:
-            parts.append(f"{family} ({one.name}) has the same bound")
-    if unbounded := [one.name for one in advice.assessments if one.works and one.error is None and one is not chosen]:
+            parts.append(f"{family} ({fit.name}) has the same bound")
+    if unbounded := [fit.name for fit in advice.assessments if fit.works and fit.error is None and fit is not chosen]:
         parts.append(f"without a bound to compare: {', '.join(unbounded)}")
-    if refused := [one.name for one in advice.assessments if not one.works]:
+    if refused := [fit.name for fit in advice.assessments if not fit.works]:
         parts.append(f"not possible here: {', '.join(refused)}")
     return f"Use {chosen.name} ({chosen.title})" + (": " + "; ".join(parts) + "." if parts else ".")
 
 
-def _largest_step(one: Assessment) -> float:
+def _largest_step(fit: Assessment) -> float:
     """The largest stable effective step."""
-    return one.stable.upper * (one.step or 0.0) / (one.lr or 1.0) if one.stable else 0.0
+    return fit.stable.upper * (fit.step or 0.0) / (fit.lr or 1.0) if fit.stable else 0.0

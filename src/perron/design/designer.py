@@ -18,7 +18,7 @@ from perron.algorithms.base import Algorithm
 from perron.design import goals
 from perron.design.records import GOALS, Design, Measurement
 from perron.design.symmetric import fastest_symmetric
-from perron.design.uplink import messages_sent, spare_uplink
+from perron.design.uplink import spare_uplink
 from perron.design.weights import Balanced, Objective, Scalar, Simplex, Space, search
 from perron.errors import MixingError, PerronError
 from perron.networks import spectral
@@ -270,7 +270,7 @@ def _leaf(task: Task, leaf: int) -> Design:
     mixing = reduced.mixing("leaf", found.matrices)
     sent = sum(int((np.delete(matrix[:, leaf], leaf) > 0).sum()) for matrix in _matrices(task.start))
     before = Measurement(spectral.describe(task.start), sent)
-    after = Measurement(spectral.describe(mixing), messages_sent(pulled, pushed, leaf))
+    after = Measurement(spectral.describe(mixing), int(pulled.out_degrees[leaf] + pushed.out_degrees[leaf]))
     target = int(pushed.targets(leaf)[0])
     note = (
         f"node {leaf} sends no models, and its gradients to node {target} alone; its model has no weight in x-hat, its data "
@@ -299,7 +299,7 @@ def _finished(
     ``kind`` names a constraint that the start violates: it may then have a smaller value, but cannot be the result.
     """
     mixing = task.mixing(goal, matrices)
-    before, after = (Measurement(spectral.describe(one), value(_matrices(one))) for one in (task.start, mixing))
+    before, after = (Measurement(spectral.describe(m), value(_matrices(m))) for m in (task.start, mixing))
     if kind:
         return Design(
             goal, mixing, before, after, evaluations, (f"the weights before are not {kind}, those after are",)

@@ -49,11 +49,6 @@ def spare_uplink(graph: Graph, push_graph: Graph, leaf: int) -> tuple[Graph, lis
     return pulled, candidates
 
 
-def messages_sent(graph: Graph, push_graph: Graph, node: int) -> int:
-    """Return the number of model-sized vectors that a node sends in a step of Push-Pull."""
-    return int(graph.out_degrees[node] + push_graph.out_degrees[node])
-
-
 def _without(graph: Graph, dropped: IntArray, name: str) -> Graph:
     # With a self-loop at every node: the leaf must keep its own.
     return Graph(graph.nodes, graph.edges[~dropped], name=name, labels=graph.labels, positions=graph.positions)

@@ -1,14 +1,7 @@
 """Predictions for a run: stationary levels, stable steps, rates and horizons."""
 
 from perron.theory.horizon import Horizon, crossover
-from perron.theory.levels import (
-    Linearization,
-    StationaryLevel,
-    distance_floor,
-    linearize,
-    noise_floor,
-    stationary,
-)
+from perron.theory.levels import Linearization, StationaryLevel, distance_floor, linearize, noise_floor, stationary
 from perron.theory.recursion import Recursion, recursion
 from perron.theory.sensitivity import Sensitivity, sensitivity
 from perron.theory.stability import BestStep, StableRange, best_lr, rate, stable_lr, transient
