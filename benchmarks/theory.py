@@ -96,7 +96,9 @@ def level(name: str, topology: str, nodes: int) -> dict[str, Any] | None:
     problem = Quadratic.random(nodes, 4, strong_convexity=0.2, noise_std=0.5, seed=1)
     network = Network(mixing)
     if name == "focus_sampled":  # the limit of its mean square takes minutes
-        stable: theory.StableRange | None = theory.StableRange(0.0, 2 * algorithm.default_lr(network, problem.smoothness))
+        stable: theory.StableRange | None = theory.StableRange(
+            0.0, 2 * algorithm.default_lr(network, problem.smoothness)
+        )
     else:
         stable = theory.stable_lr(algorithm, network, problem)
     if stable is None:
