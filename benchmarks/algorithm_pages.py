@@ -15,6 +15,7 @@ from perron._storage.atomic import write_bytes
 from perron.algorithms.base import Algorithm
 from perron.networks import topologies
 from perron.networks.graph import Graph
+from perron.simulation import measure_traits
 
 DOCS = Path(__file__).parents[1] / "docs" / "algorithms"
 GRAPHS = {
@@ -136,15 +137,16 @@ def page(name: str, facts: list[str]) -> str:
     algorithm = ALGORITHMS[name]
     about, (what, _, said, where) = algorithm.about, parts(algorithm)
     formula, notes = recursion(name)
+    traits = measure_traits(algorithm)
     steps = [
         f"{algorithm.default_lr(Network(network_for(algorithm, graph, mixing, name)), 1.0):.3g} on {which}"
         for which, (graph, mixing) in GRAPHS.items()
     ]
     rows = {
         "needs": NEEDS[about.matrices],
-        "sends per edge and step": about.sends,
-        "overlaps the gradient": about.overlap.replace("-", "nothing"),
-        "effective step": "lr" if about.effective == "1" else f"{about.effective} lr",
+        "sends per edge and step": traits.sends,
+        "overlaps the gradient": traits.overlap.replace("-", "nothing"),
+        "effective step": traits.effective_step,
         "at a constant step": "exact" if about.exact else "biased by O(lr)",
         "default lr, times L": "; ".join(steps) if about.family != "gossip" else "has none",
         "reference": escaped(where or about.reference).replace("-", "none", where == "" and about.reference == "-"),

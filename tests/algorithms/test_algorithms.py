@@ -40,10 +40,11 @@ from perron import (
     simulate,
 )
 from perron.algorithms.base import advance
-from perron.algorithms.node import Recording
+from perron.algorithms.wrappers import Recording
 from perron.networks import topologies  # fmt: skip
 from perron.problems import Quadratic
 from perron.random import Keyed
+from perron.simulation import measure_traits
 from perron.simulation.metrics import distance_max, residual
 from perron.simulation.node import SimulatedNode
 from perron.simulation.simulator import NOISE
@@ -70,7 +71,7 @@ def run(name_or_algorithm, mixing, problem, steps, lr, **options):
 
 def small_lr(name):
     """A step at which everything stays bounded for a while, whatever the method."""
-    return 0.05 / (12 if ALGORITHMS[name].about.effective == "n" else 1)
+    return 0.05 / (12 if measure_traits(ALGORITHMS[name]).effective.startswith("n") else 1)
 
 
 # ---- the recursions
@@ -193,27 +194,36 @@ def test_verbs_come_in_the_promised_order(name):
     x = torch.zeros(12, 5, dtype=torch.float64)
     state = algorithm.init(x, node)
     for _ in range(3):
-        node.verbs.clear()
+        node.exchanges.clear()
+        gradients = []
 
-        def gradient(point):
-            node.verbs.append(("g", 0))
+        def gradient(point, gradients=gradients):
+            gradients.append(len(node.exchanges))
             return torch.zeros_like(point)
 
         state = advance(algorithm, state, node, 0.1, gradient)
-        size = {5: ":d", 12: ":n", 1: ":1", 0: ""}
-        assert " ".join(verb + size[d] for verb, d in node.verbs) == EXPECTED[name]
-    sends = algorithm.about.sends
-    if re.fullmatch(r"[\dnd +]+", sends):  # the table's column says how much travels
-        told = sum(
-            int(count or 1) * {"d": 5, "n": 12, "": 1}[unit]
-            for count, unit in re.findall(r"(\d*) ?([dn]?)", sends)
-            if count or unit
-        )
-        assert told == sum(d for verb, d in node.verbs if verb in ("pull", "push"))
-    before = EXPECTED[name].partition("g")[0].split() if "g" in EXPECTED[name].split() else []
-    promised = algorithm.about.overlap.replace("-", "").split(",")
-    if name != "subgradient_push":  # it starts before the gradient but must wait for the result
-        assert len(before) == len([p for p in promised if p.strip()]) or name == "constrained_push_pull"
+        size = {5: ":d", 12: ":n", 1: ":1"}
+        verbs = [one.verb + size[one.sent.shape[-1]] for one in node.exchanges]
+        for place in reversed(gradients):
+            verbs.insert(place, "g")
+        assert " ".join(verbs) == EXPECTED[name]
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_traits_are_read_off_a_step(name):
+    """What the table says of an algorithm follows from its verbs: how much travels, and what overlaps the gradient."""
+    traits, verbs = measure_traits(ALGORITHMS[name]), EXPECTED[name].split()
+    counts = {unit: sum(verb.endswith(f":{unit}") and not verb.startswith("mean") for verb in verbs) for unit in "dn1"}
+    sends = " + ".join(unit if count == 1 else f"{count} {unit}" for unit, count in counts.items() if count)
+    assert traits.sends == (sends or "all-reduce of d")
+    before = verbs[: verbs.index("g")] if "g" in verbs else []
+    if name == "subgradient_push":  # it starts before the gradient but must wait for the result
+        before = []
+    assert len(traits.overlap.split(", ")) == len(before) or (traits.overlap == "-" and not before)
+    network = Network(network_for(ALGORITHMS[name], GRAPHS["rdg12"]))
+    factor = {"n": 12.0, "1": 1.0, "c": network.alignment if traits.effective[0] == "c" else 0.0}[traits.effective[0]]
+    gain = float(traits.effective.partition(" / ")[2] or 1)
+    assert ALGORITHMS[name].effective_step(network) == pytest.approx(factor / gain, rel=1e-3)
 
 
 # ---- convergence

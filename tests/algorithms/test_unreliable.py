@@ -154,7 +154,7 @@ def test_late_mass_comes_in_the_end_and_repeated_mass_twice():
             y = torch.full(
                 (300, 8, 1), float(step == 0), dtype=torch.float64
             )  # something is sent in the first step only
-            came.append(float((node.push(y).wait() - inner.self_weight("push") * y).sum(-2).mean()) / 8)
+            came.append(float((node.push(y).wait() - inner.links("push").self_weight * y).sum(-2).mean()) / 8)
         assert came[:5] == pytest.approx([expected / 5] * 5, abs=0.02)
         assert came[5] == 0
 
@@ -162,11 +162,11 @@ def test_late_mass_comes_in_the_end_and_repeated_mass_twice():
 def test_models_that_overtake_and_reliable_ones():
     inner = SimulatedNode(MIXING)
     node = Unreliable(inner, Links(delay=3))
-    latest = before = inner.inward("pull", torch.full((8, 1), -1.0, dtype=torch.float64))
+    latest = before = inner.links("pull").broadcast(torch.full((8, 1), -1.0, dtype=torch.float64))
     seen = []
     for step in range(40):
         inner.step = step
-        latest = node.latest("pull", torch.full((8, 1), float(step), dtype=torch.float64), latest).wait()
+        latest = node.links("pull").latest(torch.full((8, 1), float(step), dtype=torch.float64), latest).wait()
         assert (latest >= before).all()  # never an older one
         assert (latest >= step - 3).all()
         seen.append(step - latest[:, 0])
@@ -252,7 +252,7 @@ def test_links_of_networks_that_vary():
         other = Simulation(problem=problem, algorithm=PushPull(), mixing=varying, lr=0.05, repeats=1e-12)
     for one, two in zip(plain.iterates(20), other.iterates(20), strict=True):
         assert torch.allclose(one.state.x, two.state.x, rtol=0, atol=1e-12)
-    with pytest.raises(PerronError, match=r"2 graphs in turn: a message that is late"):
+    with pytest.raises(PerronError, match=r"2 graphs in turn: a late message"):
         Simulation(problem=problem, algorithm=PushPull(), mixing=varying, lr=0.05, delay=1)
 
 

@@ -12,8 +12,8 @@ import worker_parity
 from processes import HANG, launched, started
 from torch import nn
 
-from perron import Mixing, PerronError, Problem, PushPull, RobustPushPull, Simulation, distributed
-from perron.algorithms.robust import under_way
+from perron import Mixing, Network, PerronError, Problem, PushPull, RobustPushPull, Simulation, distributed
+from perron.algorithms.requirements import in_flight
 from perron.distributed import asynchronous
 from perron.distributed.optimizer import Decentralized
 from perron.distributed.process_group import Peers, wait
@@ -145,7 +145,7 @@ def test_asynchronous_nodes_do_not_wait_and_reach_the_optimum(tmp_path):
     # Mass and what is under way make up the gradients, whenever each of them stopped.
     y, grad, total = (torch.tensor([one[name] for one in free], dtype=torch.float64) for name in ("y", "grad", "total"))
     used = torch.cat([torch.tensor(one["totals"], dtype=torch.float64) for one in free])
-    left = (y - grad).sum(0) + under_way(torch.tensor(mixing.push), total - y, used)
+    left = (y - grad).sum(0) + in_flight(Network(mixing), total - y, used)
     assert left.abs().max() < 1e-10
 
 

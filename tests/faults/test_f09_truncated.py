@@ -36,7 +36,7 @@ def test_f09_a_truncated_checkpoint(kept, row):
         if length >= 100:  # the beginning, which says how long it was, is there
             assert re.search(rf"instead of {len(content):,}\b", said), said
         if kept.name == "simulation":
-            assert f"goes on from {saved.before(path)}, step 2" in said
+            assert f"resumes from {saved.before(path)}, step 2" in said
             assert saved.read(path)[1]["step"] == 3  # it went on, and saved
             saved.before(path).write_bytes(before)
         path.write_bytes(content)

@@ -204,7 +204,7 @@ def test_f22_a_hostile_simulation(guard, row):
             saved.read(one.path)
         step, said = one.load()
         assert step == 0
-        assert f"{caught.value} The run starts anew." in said
+        assert f"{caught.value} The run starts from the beginning." in said
         tried += 1
     saved.write(one.path, {"x": torch.ones(1)}, {"step": 1})  # whole, but of somebody else
     with pytest.raises(perron.FileError, match=r"holds no run of perron\.simulate"):

@@ -15,7 +15,7 @@ from strategies import network_for
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from perron import ALGORITHMS, FOCUS, Mixing, Network, PerronError, PushPull, Simulation, simulate
+from perron import ALGORITHMS, FOCUS, ConstrainedPushPull, Mixing, Network, PerronError, PushPull, Simulation, simulate
 from perron import schedules as schedule
 from perron._storage import tensorfile as saved
 from perron.data import datasets as data
@@ -28,6 +28,7 @@ from perron.problems._stacked import Stacked
 from perron.problems.neural import vector
 from perron.random import NOISE, Keyed
 from perron.simulation import metrics
+from perron.simulation.simulator import Running
 from perron.studies import conclusions
 from perron.studies.job import execute
 from perron.studies.runner import Outcome, run_study
@@ -211,39 +212,62 @@ def test_resnet_starts_to_learn_cifar10():
 # ---- in place
 
 
-class InPlace(Quadratic):
-    """A quadratic that pretends to be large."""
-
-    in_place = True
-
-    def grad(self, x, draw, random, out=None):
-        made = super().grad(x, draw, random)
-        return made if out is None else out.copy_(made)
-
-
 @pytest.mark.parametrize("dim", [5, 8])  # 8: as many as there are nodes
 @pytest.mark.parametrize("name", [*ALGORITHMS, "focus_local"])
-def test_stripes_give_the_same_numbers(name, dim, monkeypatch):
+def test_blocks_give_the_same_numbers(name, dim, monkeypatch):
     """Every algorithm, in place and two coordinates at a time, against the whole vectors at once."""
     algorithm = FOCUS(local_steps=3, participation=0.5) if name == "focus_local" else ALGORITHMS[name]
-    monkeypatch.setattr("perron.simulation._blockwise.NUMBERS", 2 * 8 * 2)
-    mixing = network_for(algorithm, topologies.exponential(8))
-    whole, striped = (kind.random(8, dim, noise_std=0.3, seed=2) for kind in (Quadratic, InPlace))
+    problem = Quadratic.random(8, dim, noise_std=0.3, seed=2)
     start = torch.randn(8, dim, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    mixing = network_for(algorithm, topologies.exponential(8))
     options = {"algorithm": algorithm, "mixing": mixing, "lr": 0.01, "trials": 2, "start": start}
-    one, other = (models_after(problem, 7, **options) for problem in (whole, striped))
-    for field in one.state._fields:
-        assert torch.allclose(getattr(one.state, field), getattr(other.state, field), rtol=1e-12, atol=1e-14), field
-    assert (one.node.messages, one.node.bytes) == (other.node.messages, other.node.bytes)
-    assert algorithm.coordinatewise == (name != "constrained_push_pull")
+    whole = models_after(problem, 7, **options)
+    monkeypatch.setattr("perron.simulation._blockwise.LARGE", 0)
+    monkeypatch.setattr("perron.simulation._blockwise.NUMBERS", 2 * 8 * 2)
+    running = Running(Simulation(problem=problem, **options))
+    assert running.blockwise is not None
+    assert len(running.blockwise.blocks) == (dim + 1) // 2
+    blocked = models_after(problem, 7, **options)
+    for field in whole.state._fields:
+        one, other = getattr(whole.state, field), getattr(blocked.state, field)
+        assert torch.allclose(one, other, rtol=1e-12, atol=1e-14), field
+    assert whole.traffic == blocked.traffic
 
 
-def test_losses_and_rounding_in_place():
-    whole, striped = (kind.random(4, 6, noise_std=0.3, seed=2) for kind in (Quadratic, InPlace))
+@pytest.mark.parametrize(
+    "project", [lambda x: x / x.norm(dim=-1, keepdim=True).clamp_min(1), lambda x: x[..., :5] + 0 * x]
+)
+def test_coordinates_that_depend_on_each_other_stay_together(project, monkeypatch):
+    """A projection onto a ball, and one that insists on the length of the model."""
+    problem = Quadratic.random(4, 5, seed=2)
+    algorithm = ConstrainedPushPull(project=project)
+    whole = models_after(problem, 7, algorithm=algorithm)
+    monkeypatch.setattr("perron.simulation._blockwise.LARGE", 0)
+    monkeypatch.setattr("perron.simulation._blockwise.NUMBERS", 2 * 8 * 2)
+    blocked = models_after(problem, 7, algorithm=algorithm)
+    assert torch.equal(whole.state.x, blocked.state.x)
+
+
+def test_losses_and_rounding_in_place(monkeypatch):
+    problem = Quadratic.random(4, 6, noise_std=0.3, seed=2)
     for options in ({"loss": 0.2}, {"wire": "int8"}):
         with pytest.warns(match="lose") if "loss" in options else pytest.MonkeyPatch.context():
-            one, other = (models_after(problem, 9, **options) for problem in (whole, striped))
-        assert torch.equal(one.state.x, other.state.x)
+            whole = models_after(problem, 9, **options)
+            with monkeypatch.context() as patch:
+                patch.setattr("perron.simulation._blockwise.LARGE", 0)
+                blocked = models_after(problem, 9, **options)
+        assert torch.equal(whole.state.x, blocked.state.x)
+
+
+def test_residuals_of_large_models_are_measured(monkeypatch):
+    problem = Quadratic.random(8, 5, noise_std=0.3, seed=2)
+    options = {"mixing": Mixing.random_integer(topologies.exponential(8), seed=1), "lr": 0.02, "steps": 12, "every": 3}
+    metrics = ["residual_sq", "residual_block_sq_4"]
+    whole = simulate(problem, PushPull(), **options, metrics=metrics)
+    monkeypatch.setattr("perron.simulation._blockwise.LARGE", 0)
+    blocked = simulate(problem, PushPull(), **options, metrics=metrics)
+    for name in metrics:
+        assert np.allclose(whole[name], blocked[name], rtol=1e-9, equal_nan=True)
 
 
 # ---- samples
@@ -412,12 +436,10 @@ def test_what_makes_no_sense_is_refused():
         Neural(nn.Sequential(nn.Flatten()), DIGITS, parts)
     with pytest.raises(PerronError, match="digits has 1,500 training images; got samples=2000"):
         Neural.images(4, samples=2000)
-    with pytest.raises(PerronError, match="There is no device 'gpu' here"):
+    with pytest.raises(PerronError, match="The device 'gpu' is not available"):
         simulate(small(), PushPull(), MIXING, lr=0.1, steps=1, device="gpu")
     with pytest.raises(PerronError, match="no test set"):
         simulate(Quadratic.random(4), PushPull(), MIXING, lr=0.1, steps=1, metrics=["test_accuracy"])
-    with pytest.raises(PerronError, match="Residuals are not measured of Neural"):
-        simulate(small(), PushPull(), MIXING, lr=0.1, steps=1, metrics=["residual_sq"])
 
 
 @pytest.mark.slow
@@ -543,7 +565,7 @@ def test_a_checkpoint_of_another_run_is_refused_and_a_damaged_one_is_not_used(tm
     content = bytearray(path.read_bytes())
     content[len(content) // 2] ^= 4
     path.write_bytes(content)
-    with pytest.warns(match="is damaged.*The run starts anew"):
+    with pytest.warns(match="is damaged.*The run starts from the beginning"):
         again = simulate(small(), PushPull(), MIXING, checkpoint=path, **options)
     assert np.array_equal(first["loss_mean"], again["loss_mean"])
 

@@ -20,7 +20,7 @@ from perron import (
     simulate,
 )
 from perron import schedules as schedule
-from perron.algorithms.node import Counting, Quantized
+from perron.algorithms.wrappers import Counting, Quantized
 from perron.networks import topologies  # fmt: skip
 from perron.problems import LocalLoss, Quadratic
 from perron.random import Keyed
@@ -97,13 +97,13 @@ def test_time_varying_networks_use_the_matrix_of_the_step():
 
 def test_counting():
     *_, now = Simulation(problem=PROBLEM, algorithm=PushPull(), mixing=MIXING, lr=0.1, trials=3).iterates(5)
-    assert now.node.messages == {"pull": 5, "push": 5}
-    assert now.node.bytes == {"pull": 5 * 3 * 8, "push": 5 * 3 * 8}
+    assert now.traffic[:2] == (5, 5)
+    assert now.traffic[2:] == (5 * 3 * 8, 5 * 3 * 8)
     edges = len(MIXING.pull_graph.edges)
     assert metrics.messages(now).tolist() == [2 * 5 * edges] * 3
     assert metrics.bytes_sent(now).tolist() == [2 * 5 * edges * 24] * 3
     *_, now = Simulation(problem=PROBLEM, algorithm=ADDOPT(), mixing=MIXING, lr=0.1, wire="bf16").iterates(4)
-    assert now.node.bytes == {"pull": 0, "push": 4 * (3 + 3 + 1) * 2}
+    assert now.traffic[2:] == (0, 4 * (3 + 3 + 1) * 2)
 
 
 def test_one_peer_messages_are_counted_by_step():
@@ -377,8 +377,9 @@ def test_wrappers_pass_everything_on():
     node = Counting(inner)
     assert torch.equal(node.uniform(), inner.uniform())
     assert torch.equal(node.unit, torch.eye(8, dtype=torch.float64))
-    assert torch.allclose(node.push_share[:, 0], torch.as_tensor(8 * Network(MIXING).push_perron))
-    assert torch.equal(node.self_weight("pull"), inner.self_weight("pull"))
+    share = torch.as_tensor(8 * Network(MIXING).push_perron)
+    assert torch.allclose(node.links("push").share[:, 0], share)
+    assert torch.equal(node.links("pull").self_weight, inner.links("pull").self_weight)
     x = torch.ones(2, 8, 3, dtype=torch.float64)
     assert torch.equal(node.mean(x).wait(), x)
 

@@ -9,11 +9,12 @@ import torch
 import torch.distributed as dist
 
 from perron import ALGORITHMS, Mixing
-from perron.algorithms.node import Quantized
 from perron.algorithms.unreliable import Links, Unreliable
+from perron.algorithms.wrappers import Quantized
 from perron.distributed import node as distributed
 from perron.networks import topologies
 from perron.problems import Logistic, Neural, Quadratic
+from perron.simulation import measure_traits
 
 STEPS, SEED = 12, 3
 
@@ -65,7 +66,7 @@ def cases(n):
                 continue  # refused in both worlds
             more = ("logistic", "neural") if name in ("push_pull", "frost", "add_opt") else ()
             for problem in ("quadratic", *more):
-                lr = 0.05 / (n if algorithm.about.effective == "n" else 1)
+                lr = 0.05 / (n if measure_traits(algorithm).effective.startswith("n") else 1)
                 yield f"{name}, {kind}, {problem}", algorithm, mixing, problems(n)[problem], lr
 
 

@@ -19,6 +19,7 @@ from perron.errors import PerronError
 from perron.networks import topologies
 from perron.problems import Quadratic
 from perron.random import NOISE, Keyed
+from perron.simulation import measure_traits
 
 RANK, SIZE, FOLDER = int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3])
 PROBLEM = Quadratic.random(SIZE, 3, noise_std=0.3, seed=2)
@@ -232,7 +233,10 @@ def check_state_dict_resumes_bit_for_bit():
 
 def check_resuming_where_the_gradient_is_taken_elsewhere():
     for name in ("abn", "subgradient_push", "d_dngt"):
-        algorithm, lr = ALGORITHMS[name], LR / (SIZE if ALGORITHMS[name].about.effective == "n" else 1)
+        algorithm, lr = (
+            ALGORITHMS[name],
+            LR / (SIZE if measure_traits(ALGORITHMS[name]).effective.startswith("n") else 1),
+        )
         model, loss = Model(), Loss()
         optimizer = Decentralized(model, algorithm, MIXING, lr=lr, seed=SEED)
         trained(optimizer, model, loss, 5)

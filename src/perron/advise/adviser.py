@@ -18,8 +18,9 @@ from perron._registry import lookup
 from perron.advise.records import BETTER, Advice, Assessment, Limit, Needs
 from perron.advise.words import sentences
 from perron.algorithms import ALGORITHMS
-from perron.algorithms.base import Algorithm, check_matrices, is_tree_pair
+from perron.algorithms.base import Algorithm
 from perron.algorithms.node import Side
+from perron.algorithms.requirements import check_matrices, is_tree_pair
 from perron.errors import MixingError, PerronError
 from perron.networks.facts import Network
 from perron.networks.mixing import Mixing

@@ -8,6 +8,7 @@ from math import ceil, inf
 from perron.advise.records import BETTER, Advice, Assessment
 from perron.algorithms import ALGORITHMS
 from perron.networks.mixing import Mixing
+from perron.simulation.cost import measure_traits
 
 
 def sentences(advice: Advice, mixing: Mixing, labels: Sequence[str]) -> list[str]:
@@ -113,7 +114,7 @@ def _reason(advice: Advice, chosen: Assessment) -> str:
         if fit.works and fit.error is not None and fit.family != chosen.family:
             best.setdefault(fit.family, fit)
     parts = []
-    overlap = ALGORITHMS[chosen.name].about.overlap
+    overlap = measure_traits(ALGORITHMS[chosen.name]).overlap
     if best and min(fit.error or inf for fit in best.values()) > BETTER * (chosen.error or inf):
         hidden = "" if overlap == "-" else f", and its messages ({overlap}) travel while the gradient is computed"
         parts.append(f"no other has a clearly lower bound{hidden}")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from typing import NamedTuple
 
 from torch import Tensor
 
@@ -27,21 +27,14 @@ class CentralizedSGD(Algorithm):
     is E|x - x*|^2 = (lr/n) (sigma^2/d) sum_k 1 / (h_k (2 - lr h_k)).
     """
 
-    coordinatewise: ClassVar[bool] = True
-
     @property
     def about(self) -> About:
-        """What there is to know about it."""
-        return About(
-            title="Centralized SGD", family="centralized", matrices="-", sends="all-reduce of d", overlap="-",
-            effective="1", exact=True, reference="-",
-        )  # fmt: skip
+        return About(title="Centralized SGD", family="centralized", matrices="-", exact=True, reference="-")
 
     def init(self, x: Tensor, node: Node) -> ModelState:
         """All nodes start from the average of their models."""
         return ModelState(node.mean(x).wait().expand_as(x))
 
     def step(self, state: ModelState, node: Node, lr: Rate) -> Step:
-        """The recursion above."""
         grad = yield state.x
         return ModelState(state.x - lr * node.mean(grad).wait())

@@ -1,24 +1,28 @@
 """Pull-only methods: everything is pulled with a row-stochastic A; diag(A^t), learned on the way, corrects its bias.
 
-Each node keeps the n-vector v_i, row i of A^t, and divides its gradient by D = v_i[i], which tends to pi_A[i]. A node needs a
-number of its own among n, not to know who hears it. Every node must have a self-loop. x-hat = pi_A^T x follows SGD with the
+Each node keeps the n-vector v_i, row i of A^t, and divides its gradient by D = v_i[i], which tends to pi_A[i]. A node needs an
+index among n, but not its receivers. Every node must have a self-loop. x-hat = pi_A^T x follows SGD with the
 step n lr, up to a residual eps = lr (1^T - pi_A^T D^-1) grad that dies out exponentially.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from perron.algorithms.base import About, Algorithm, Rate, Step, spectral_matrix, weighted
+from perron.algorithms.base import About, Algorithm, Rate, Step, weighted
 from perron.algorithms.node import Node
-from perron.algorithms.push_only import warn_if_small_steps_fail
-from perron.algorithms.push_pull import check_momentum
+from perron.algorithms.requirements import check_momentum, warn_if_small_steps_fail
+from perron.errors import PerronError
 from perron.networks.facts import Network
+
+
+def _own(node: Node, v: Tensor) -> Tensor:
+    """This node's entry of its n-vector, ``(n,) -> (1,)``."""
+    return (v * node.unit).sum(-1, keepdim=True)
 
 
 def _tracked(state: Any, network: Network) -> dict[str, Tensor]:
@@ -46,14 +50,11 @@ class PullDiag(Algorithm):
     Reference: Mai & Abed 2016.
     """
 
-    coordinatewise: ClassVar[bool] = True
-
     @property
     def about(self) -> About:
-        """What there is to know about it."""
         return About(
-            title="Pull-Diag gossip", family="gossip", matrices="A", sends="d + n", overlap="-", effective="n", exact=True,
-            reference="Mai & Abed 2016", speedup=False,
+            title="Pull-Diag gossip", family="gossip", matrices="A", exact=True, reference="Mai & Abed 2016",
+            speedup=False,
         )  # fmt: skip
 
     def init(self, x: Tensor, node: Node) -> PullDiagState:
@@ -61,15 +62,13 @@ class PullDiag(Algorithm):
         return PullDiagState(x / node.nodes, start=x, share=x / node.nodes, v=node.unit)
 
     def step(self, state: PullDiagState, node: Node, lr: Rate) -> Step:
-        """The recursion above."""
         pulled, row = node.pull(state.x), node.pull(state.v)
         yield from ()  # no gradient is needed
         v = row.wait()
-        share = state.start / (node.nodes * node.own(v))
+        share = state.start / (node.nodes * _own(node, v))
         return PullDiagState(pulled.wait() + share - state.share, state.start, share, v)
 
     def conserved(self, state: PullDiagState, network: Network) -> dict[str, Tensor]:
-        """pi_A^T x = pi_A^T (z / (n D))."""
         return {"pi'x - pi'z/nD": weighted(network.pull_perron, state.x - state.share)}
 
 
@@ -89,25 +88,18 @@ class GradientPull(Algorithm):
     Reference: Mai & Abed 2016.
     """
 
-    coordinatewise: ClassVar[bool] = True
-
     @property
     def about(self) -> About:
-        """What there is to know about it."""
-        return About(
-            title="Gradient-Pull", family="pull-only", matrices="A", sends="d + n", overlap="x, v", effective="n",
-            exact=False, reference="Mai & Abed 2016",
-        )  # fmt: skip
+        return About(title="Gradient-Pull", family="pull-only", matrices="A", exact=False, reference="Mai & Abed 2016")
 
     def init(self, x: Tensor, node: Node) -> GradientPullState:
         """v = unit vector."""
         return GradientPullState(x, v=node.unit)
 
     def step(self, state: GradientPullState, node: Node, lr: Rate) -> Step:
-        """The recursion above."""
         pulled, row = node.pull(state.x), node.pull(state.v)
         grad = yield state.x
-        return GradientPullState(pulled.wait() - lr * grad / node.own(state.v), row.wait())
+        return GradientPullState(pulled.wait() - lr * grad / _own(node, state.v), row.wait())
 
 
 class PullTrackerState(NamedTuple):
@@ -131,21 +123,13 @@ class FROST(Algorithm):
     Reference: Xin, Xi & Khan 2019 (FROST); Li, Cheng, Bi & Hu 2019; Liang et al. 2025 (Pull-Diag-GT).
     """
 
-    coordinatewise: ClassVar[bool] = True
-
     order: Literal["cta", "atc"] = "cta"
-
-    def __post_init__(self) -> None:
-        if self.order not in ("cta", "atc"):
-            raise ValueError(f"FROST has the orders 'cta' and 'atc'; got {self.order!r}.")
 
     @property
     def about(self) -> About:
-        """What there is to know about it."""
         cta = self.order == "cta"
         return About(
-            title="FROST" if cta else "Pull-Diag-GT (FROST, ATC)", family="pull-only", matrices="A", sends="2 d + n",
-            overlap="x, y, v" if cta else "v", effective="n", exact=True,
+            title="FROST" if cta else "Pull-Diag-GT (FROST, ATC)", family="pull-only", matrices="A", exact=True,
             reference="Xin, Xi & Khan 2019" if cta else "Liang et al. 2025",
         )  # fmt: skip
 
@@ -155,21 +139,19 @@ class FROST(Algorithm):
         return PullTrackerState(x, y=zero, scaled=zero, v=node.unit)
 
     def step(self, state: PullTrackerState, node: Node, lr: Rate) -> Step:
-        """One of the two recursions above."""
         row = node.pull(state.v)
         if self.order == "cta":
             pulled, tracker = node.pull(state.x), node.pull(state.y)
             grad = yield state.x
-            scaled = grad / node.own(state.v)
+            scaled = grad / _own(node, state.v)
             y = tracker.wait() + scaled - state.scaled
             return PullTrackerState(pulled.wait() - lr * y, y, scaled, row.wait())
         grad = yield state.x
-        scaled = grad / node.own(state.v)
+        scaled = grad / _own(node, state.v)
         y = node.pull(state.y + scaled - state.scaled).wait()
         return PullTrackerState(node.pull(state.x - lr * y).wait(), y, scaled, row.wait())
 
     def conserved(self, state: PullTrackerState, network: Network) -> dict[str, Tensor]:
-        """pi_A^T y = pi_A^T h."""
         return _tracked(state, network)
 
 
@@ -194,42 +176,36 @@ class FROZEN(Algorithm):
     Reference: Xin, Jakovetic & Khan 2019.
     """
 
-    coordinatewise: ClassVar[bool] = True
-
     momentum: float = 0.2
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if not 0 <= self.momentum < 1:
-            raise ValueError(f"FROZEN needs 0 <= momentum < 1; got {self.momentum}.")
+            raise PerronError(f"FROZEN needs 0 <= momentum < 1; got {self.momentum}.")
 
     @property
     def about(self) -> About:
-        """What there is to know about it."""
         return About(
-            title="FROZEN", family="pull-only", matrices="A", sends="2 d + n", overlap="x, y, v", effective="n",
-            exact=True, reference="Xin, Jakovetic & Khan 2019",
+            title="FROZEN", family="pull-only", matrices="A", exact=True, reference="Xin, Jakovetic & Khan 2019",
         )  # fmt: skip
 
     def init(self, x: Tensor, node: Node) -> FrozenState:
-        """At rest."""
+        """Start at rest."""
         zero = torch.zeros_like(x)
         return FrozenState(x, q=x, y=zero, scaled=zero, v=node.unit)
 
     def step(self, state: FrozenState, node: Node, lr: Rate) -> Step:
-        """The recursion above."""
         pulled, tracker, row = node.pull(state.x), node.pull(state.y), node.pull(state.v)
         grad = yield state.x
-        scaled = grad / node.own(state.v)
+        scaled = grad / _own(node, state.v)
         y = tracker.wait() + scaled - state.scaled
         q = pulled.wait() - lr * y
         return FrozenState(q + self.momentum * (q - state.q), q, y, scaled, row.wait())
 
     def conserved(self, state: FrozenState, network: Network) -> dict[str, Tensor]:
-        """pi_A^T y = pi_A^T h."""
         return _tracked(state, network)
 
     def check(self, network: Network) -> None:
-        """The consensus polynomial, besides the usual."""
         super().check(network)
         check_momentum(self.about.title, network, 0.0, self.momentum)
 
@@ -238,7 +214,7 @@ class FROZEN(Algorithm):
         return super().effective_step(network) / (1 - self.momentum)
 
     def default_lr(self, network: Network, smoothness: float) -> float:
-        """The rule of FROST, less what momentum multiplies it by."""
+        """The default step of FROST, divided by the gain of momentum."""
         return super().default_lr(network, smoothness) * (1 - self.momentum)
 
 
@@ -264,42 +240,36 @@ class DDNGT(Algorithm):
     Reference: Lu, Liao, Li & Huang 2020.
     """
 
-    coordinatewise: ClassVar[bool] = True
-
     momentum: float = 0.2
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if not 0 <= self.momentum < 0.5:
-            raise ValueError(f"D-DNGT needs 0 <= momentum < 1/2; got {self.momentum}.")
+            raise PerronError(f"D-DNGT needs 0 <= momentum < 1/2; got {self.momentum}.")
 
     @property
     def about(self) -> About:
-        """What there is to know about it."""
         return About(
-            title="D-DNGT", family="pull-only", matrices="A", sends="2 d + n", overlap="x, y, v", effective="n",
-            exact=True, reference="Lu, Liao, Li & Huang 2020",
+            title="D-DNGT", family="pull-only", matrices="A", exact=True, reference="Lu, Liao, Li & Huang 2020",
         )  # fmt: skip
 
     def init(self, x: Tensor, node: Node) -> DDNGTState:
-        """At rest."""
+        """Start at rest."""
         zero = torch.zeros_like(x)
         return DDNGTState(x, previous=x, ahead=x, y=zero, scaled=zero, v=node.unit)
 
     def step(self, state: DDNGTState, node: Node, lr: Rate) -> Step:
-        """The recursion above."""
         pulled, tracker, row = node.pull(state.ahead), node.pull(state.y), node.pull(state.v)
         grad = yield state.ahead
-        scaled = grad / node.own(state.v)
+        scaled = grad / _own(node, state.v)
         y = tracker.wait() + scaled - state.scaled
         x = pulled.wait() + self.momentum * (state.x - state.previous) - lr * y
         return DDNGTState(x, state.x, x + self.momentum * (x - state.x), y, scaled, row.wait())
 
     def conserved(self, state: DDNGTState, network: Network) -> dict[str, Tensor]:
-        """pi_A^T y = pi_A^T h."""
         return _tracked(state, network)
 
     def check(self, network: Network) -> None:
-        """The consensus polynomial, besides the usual."""
         super().check(network)
         check_momentum(self.about.title, network, self.momentum, self.momentum)
 
@@ -308,7 +278,7 @@ class DDNGT(Algorithm):
         return super().effective_step(network) / (1 - 2 * self.momentum)
 
     def default_lr(self, network: Network, smoothness: float) -> float:
-        """The rule of FROST, less what momentum multiplies it by."""
+        """The default step of FROST, divided by the gain of momentum."""
         return super().default_lr(network, smoothness) * (1 - 2 * self.momentum)
 
 
@@ -330,20 +300,18 @@ class RowExtra(Algorithm):
     method described by Ghaderyan, Aybat, Aguiar & Pereira 2023 (FRSD), whose text we have not read, hence not its name.
     """
 
-    coordinatewise: ClassVar[bool] = True
-
     theta: float = 0.25
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if not 0 < self.theta <= 0.5:
-            raise ValueError(f"RowExtra needs 0 < theta <= 1/2; got {self.theta}.")
+            raise PerronError(f"RowExtra needs 0 < theta <= 1/2; got {self.theta}.")
 
     @property
     def about(self) -> About:
-        """What there is to know about it."""
         return About(
-            title=f"Row-stochastic EXTRA, theta={self.theta:g}", family="pull-only", matrices="A", sends="d + n",
-            overlap="x, v", effective="n", exact=True, reference="after Ghaderyan et al. 2023", speedup=False,
+            title=f"Row-stochastic EXTRA, theta={self.theta:g}", family="pull-only", matrices="A", exact=True,
+            reference="after Ghaderyan et al. 2023", speedup=False,
         )  # fmt: skip
 
     def init(self, x: Tensor, node: Node) -> RowExtraState:
@@ -351,25 +319,15 @@ class RowExtra(Algorithm):
         return RowExtraState(x, q=torch.zeros_like(x), v=node.unit)
 
     def step(self, state: RowExtraState, node: Node, lr: Rate) -> Step:
-        """The recursion above."""
         pulled, row = node.pull(state.x), node.pull(state.v)
         grad = yield state.x
         mixed = pulled.wait()
-        x = mixed - lr * grad / node.own(state.v) - state.q
+        x = mixed - lr * grad / _own(node, state.v) - state.q
         return RowExtraState(x, state.q + self.theta * (state.x - mixed), row.wait())
 
     def conserved(self, state: RowExtraState, network: Network) -> dict[str, Tensor]:
-        """pi_A^T q = 0."""
         return {"pi'q": weighted(network.pull_perron, state.q)}
 
     def check(self, network: Network) -> None:
-        """The consensus polynomial, besides the usual."""
         super().check(network)
-
-        def limit(step: float) -> np.ndarray[Any, Any]:
-            """(x, q) with D settled at pi_A, where grad(x) is curvature times x and lr is counted n-fold."""
-            A, one = spectral_matrix(network, "pull"), np.eye(network.nodes)
-            gain = np.diag(step / (network.nodes * network.pull_perron))
-            return np.block([[A - gain, -one], [self.theta * (one - A), one]])
-
-        warn_if_small_steps_fail(self.about.title, network.pull_spectrum, self.theta, limit)
+        warn_if_small_steps_fail(self.about.title, network, "pull", self.theta)

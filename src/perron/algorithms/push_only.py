@@ -1,22 +1,21 @@
 """Push-only methods: everything is pushed with a column-stochastic B; the push-sum weight v corrects its bias.
 
-All keep u (mass) and v = B^t 1 (weight) and use the model x = u / v. A node needs to know how many nodes hear it, no more.
+All keep u (mass) and v = B^t 1 (weight) and use the model x = u / v. A node only needs to know its number of receivers.
 They conserve 1^T v = n, and x-hat = 1^T u / n follows SGD with the step lr exactly (eps = 0).
 """
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from perron.algorithms.base import About, Algorithm, Rate, Step, largest, spectral_matrix, stable_roots, stable_steps
+from perron.algorithms.base import About, Algorithm, Rate, Step
 from perron.algorithms.node import Node
+from perron.algorithms.requirements import warn_if_small_steps_fail
+from perron.errors import PerronError
 from perron.networks.facts import Network
 
 
@@ -46,13 +45,10 @@ class PushSum(Algorithm):
     Reference: Kempe, Dobra & Gehrke 2003.
     """
 
-    coordinatewise: ClassVar[bool] = True
-
     @property
     def about(self) -> About:
-        """What there is to know about it."""
         return About(
-            title="Push-sum gossip", family="gossip", matrices="B", sends="d + 1", overlap="-", effective="1", exact=True,
+            title="Push-sum gossip", family="gossip", matrices="B", exact=True,
             reference="Kempe, Dobra & Gehrke 2003", speedup=False,
         )  # fmt: skip
 
@@ -61,14 +57,12 @@ class PushSum(Algorithm):
         return PushSumState(x, u=x, v=_one(x))
 
     def step(self, state: PushSumState, node: Node, lr: Rate) -> Step:
-        """The recursion above."""
         mass, weight = node.push(state.u), node.push(state.v)
         yield from ()  # no gradient is needed
         u, v = mass.wait(), weight.wait()
         return PushSumState(u / v, u, v)
 
     def conserved(self, state: PushSumState, network: Network) -> dict[str, Tensor]:
-        """1^T v = n."""
         return {"1'v - n": _weights_sum(state)}
 
 
@@ -81,14 +75,11 @@ class SubgradientPush(Algorithm):
     Reference: Nedic & Olshevsky 2015; Tsianos, Lawlor & Rabbat 2012.
     """
 
-    coordinatewise: ClassVar[bool] = True
-
     @property
     def about(self) -> About:
-        """What there is to know about it."""
         return About(
-            title="Subgradient-Push", family="push-only", matrices="B", sends="d + 1", overlap="-", effective="1",
-            exact=False, reference="Nedic & Olshevsky 2015",
+            title="Subgradient-Push", family="push-only", matrices="B", exact=False,
+            reference="Nedic & Olshevsky 2015",
         )  # fmt: skip
 
     def init(self, x: Tensor, node: Node) -> PushSumState:
@@ -96,7 +87,6 @@ class SubgradientPush(Algorithm):
         return PushSumState(x, u=x, v=_one(x))
 
     def step(self, state: PushSumState, node: Node, lr: Rate) -> Step:
-        """The recursion above."""
         mass, weight = node.push(state.u), node.push(state.v)
         w, v = mass.wait(), weight.wait()
         x = w / v
@@ -104,7 +94,6 @@ class SubgradientPush(Algorithm):
         return PushSumState(x, w - lr * grad, v)
 
     def conserved(self, state: PushSumState, network: Network) -> dict[str, Tensor]:
-        """1^T v = n."""
         return {"1'v - n": _weights_sum(state)}
 
 
@@ -118,20 +107,12 @@ class SGP(Algorithm):
     Reference: Assran, Loizou, Ballas & Rabbat 2019.
     """
 
-    coordinatewise: ClassVar[bool] = True
-
     order: Literal["atc", "cta"] = "atc"
-
-    def __post_init__(self) -> None:
-        if self.order not in ("atc", "cta"):
-            raise ValueError(f"SGP has the orders 'atc' and 'cta'; got {self.order!r}.")
 
     @property
     def about(self) -> About:
-        """What there is to know about it."""
         return About(
-            title=f"SGD-Push (SGP), {self.order.upper()}", family="push-only", matrices="B", sends="d + 1",
-            overlap="v" if self.order == "atc" else "u, v", effective="1", exact=False,
+            title=f"SGD-Push (SGP), {self.order.upper()}", family="push-only", matrices="B", exact=False,
             reference="Assran, Loizou, Ballas & Rabbat 2019",
         )  # fmt: skip
 
@@ -140,7 +121,6 @@ class SGP(Algorithm):
         return PushSumState(x, u=x, v=_one(x))
 
     def step(self, state: PushSumState, node: Node, lr: Rate) -> Step:
-        """One of the two recursions above."""
         weight = node.push(state.v)
         if self.order == "cta":
             mass = node.push(state.u)
@@ -153,7 +133,6 @@ class SGP(Algorithm):
         return PushSumState(u / v, u, v)
 
     def conserved(self, state: PushSumState, network: Network) -> dict[str, Tensor]:
-        """1^T v = n."""
         return {"1'v - n": _weights_sum(state)}
 
     def default_lr(self, network: Network, smoothness: float) -> float:
@@ -182,14 +161,11 @@ class ADDOPT(Algorithm):
     Reference: Xi, Xin & Khan 2018; Qureshi, Xin, Kar & Khan 2021 (S-ADDOPT).
     """
 
-    coordinatewise: ClassVar[bool] = True
-
     @property
     def about(self) -> About:
-        """What there is to know about it."""
         return About(
-            title="ADD-OPT (S-ADDOPT)", family="push-only", matrices="B", sends="2 d + 1", overlap="u, v, y",
-            effective="1", exact=True, reference="Xi, Xin & Khan 2018",
+            title="ADD-OPT (S-ADDOPT)", family="push-only", matrices="B", exact=True,
+            reference="Xi, Xin & Khan 2018",
         )  # fmt: skip
 
     def init(self, x: Tensor, node: Node) -> PushTrackerState:
@@ -198,7 +174,6 @@ class ADDOPT(Algorithm):
         return PushTrackerState(x, u=x, v=_one(x), y=zero, grad=zero)
 
     def step(self, state: PushTrackerState, node: Node, lr: Rate) -> Step:
-        """The recursion above."""
         mass, weight, pushed = node.push(state.u), node.push(state.v), node.push(state.y)
         grad = yield state.x
         y = pushed.wait() + grad - state.grad
@@ -206,7 +181,6 @@ class ADDOPT(Algorithm):
         return PushTrackerState(u / v, u, v, y, grad)
 
     def conserved(self, state: PushTrackerState, network: Network) -> dict[str, Tensor]:
-        """1^T v = n and 1^T y = 1^T grad."""
         return {"1'v - n": _weights_sum(state), "1'y - 1'grad": (state.y - state.grad).sum(-2)}
 
 
@@ -221,14 +195,11 @@ class PushDIGing(Algorithm):
     Reference: Nedic, Olshevsky & Shi 2017, Algorithm 2.
     """
 
-    coordinatewise: ClassVar[bool] = True
-
     @property
     def about(self) -> About:
-        """What there is to know about it."""
         return About(
-            title="Push-DIGing", family="push-only", matrices="B", sends="2 d + 1", overlap="v, y", effective="1",
-            exact=True, reference="Nedic, Olshevsky & Shi 2017",
+            title="Push-DIGing", family="push-only", matrices="B", exact=True,
+            reference="Nedic, Olshevsky & Shi 2017",
         )  # fmt: skip
 
     def init(self, x: Tensor, node: Node) -> PushTrackerState:
@@ -237,7 +208,6 @@ class PushDIGing(Algorithm):
         return PushTrackerState(x, u=x, v=_one(x), y=zero, grad=zero)
 
     def step(self, state: PushTrackerState, node: Node, lr: Rate) -> Step:
-        """The recursion above."""
         weight, pushed = node.push(state.v), node.push(state.y)
         grad = yield state.x
         y = pushed.wait() + grad - state.grad
@@ -245,7 +215,6 @@ class PushDIGing(Algorithm):
         return PushTrackerState(u / v, u, v, y, grad)
 
     def conserved(self, state: PushTrackerState, network: Network) -> dict[str, Tensor]:
-        """1^T v = n and 1^T y = 1^T grad."""
         return {"1'v - n": _weights_sum(state), "1'y - 1'grad": (state.y - state.grad).sum(-2)}
 
 
@@ -273,32 +242,29 @@ class DEXTRA(Algorithm):
     Reference: Xi & Khan 2017 (DEXTRA); Zeng & Yin 2017 (ExtraPush).
     """
 
-    coordinatewise: ClassVar[bool] = True
-
     theta: float = 0.25
     normalized: bool = False
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if not 0 < self.theta <= 0.5:
-            raise ValueError(f"DEXTRA needs 0 < theta <= 1/2; got {self.theta}.")
+            raise PerronError(f"DEXTRA needs 0 < theta <= 1/2; got {self.theta}.")
 
     @property
     def about(self) -> About:
-        """What there is to know about it."""
         extra = "Normalized ExtraPush" if self.normalized else "EXTRA-Push"
         return About(
             title=extra if self.theta == 0.5 else f"DEXTRA, theta={self.theta:g}", family="push-only", matrices="B",
-            sends="d" if self.normalized else "d + 1", overlap="u" if self.normalized else "u, v", effective="1",
-            exact=True, reference="Zeng & Yin 2017" if self.theta == 0.5 else "Xi & Khan 2017", speedup=self.theta != 0.5,
+            exact=True, reference="Zeng & Yin 2017" if self.theta == 0.5 else "Xi & Khan 2017",
+            speedup=self.theta != 0.5,
         )  # fmt: skip
 
     def init(self, x: Tensor, node: Node) -> ExtraPushState:
         """u = h = x v."""
-        v = node.push_share.expand_as(x[..., :1]) if self.normalized else _one(x)
+        v = node.links("push").share.expand_as(x[..., :1]) if self.normalized else _one(x)
         return ExtraPushState(x, u=x * v, v=v, held=x * v, grad=torch.zeros_like(x))
 
     def step(self, state: ExtraPushState, node: Node, lr: Rate) -> Step:
-        """The recursion above."""
         mass = node.push(state.u)
         weight = None if self.normalized else node.push(state.v)
         grad = yield state.x
@@ -308,37 +274,8 @@ class DEXTRA(Algorithm):
         return ExtraPushState(u / v, u, v, self.theta * state.u + (1 - self.theta) * mixed, grad)
 
     def conserved(self, state: ExtraPushState, network: Network) -> dict[str, Tensor]:
-        """1^T v = n."""
         return {"1'v - n": _weights_sum(state)}
 
     def check(self, network: Network) -> None:
-        """The consensus polynomial, besides the usual."""
         super().check(network)
-
-        def limit(step: float) -> np.ndarray[Any, Any]:
-            """(u, u_prev) with v settled at n pi_B, where grad(x) is curvature times u / v."""
-            B, one = spectral_matrix(network, "push"), np.eye(network.nodes)
-            gain = np.diag(step / (network.nodes * network.push_perron))
-            held = self.theta * one + (1 - self.theta) * B
-            return np.block([[one + B - gain, gain - held], [one, 0 * one]])
-
-        warn_if_small_steps_fail(self.about.title, network.push_spectrum, self.theta, limit)
-
-
-def warn_if_small_steps_fail(
-    title: str, spectrum: np.ndarray[Any, Any], theta: float, limit: Callable[[float], np.ndarray[Any, Any]]
-) -> None:
-    """Warn where an EXTRA-like method is unstable for small steps on a network, with the steps for which it is stable."""
-
-    def stable(theta: float) -> bool:
-        return stable_roots(1 + spectrum, theta + (1 - theta) * spectrum)
-
-    if not stable(theta):
-        most, steps = largest(stable, 0.5), stable_steps(limit)
-        which = "and for no other step either" if steps is None else (
-            f"only for lr times curvature between {steps[0]:.3g} and {steps[1]:.3g} does it die out"
-        )  # fmt: skip
-        warnings.warn(
-            f"{title}: on this network disagreement grows as lr -> 0, {which}. Up to theta={most:.3g} small steps work.",
-            stacklevel=4,
-        )
+        warn_if_small_steps_fail(self.about.title, network, "push", self.theta)

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
-from perron.algorithms.base import About, Algorithm, Rate, Step, largest, less, stable_roots
+from perron.algorithms.base import About, Algorithm, Rate, Step, descend
 from perron.algorithms.node import Node
-from perron.errors import MixingError
+from perron.algorithms.requirements import check_momentum
+from perron.errors import PerronError
 from perron.networks.facts import Network
 
 
@@ -38,21 +39,13 @@ class PushPull(Algorithm):
     References: Xin & Khan 2018 (AB); Pu, Shi, Xu & Nedic 2021 (Push-Pull); Xin, Sahu, Khan & Kar 2019 (SAB).
     """
 
-    coordinatewise: ClassVar[bool] = True
-
     order: Literal["cta", "pu", "atc"] = "cta"
-
-    def __post_init__(self) -> None:
-        if self.order not in ("cta", "pu", "atc"):
-            raise ValueError(f"PushPull has the orders 'cta', 'pu' and 'atc'; got {self.order!r}.")
 
     @property
     def about(self) -> About:
-        """What there is to know about it."""
         return About(
             title={"cta": "Push-Pull (AB, SAB)", "pu": "Push-Pull, Pu's order", "atc": "Push-Pull, ATC"}[self.order],
-            family="push-pull", matrices="A B", sends="2 d", effective="c", exact=True,
-            overlap={"cta": "x, y", "pu": "y", "atc": "-"}[self.order],
+            family="push-pull", matrices="A B", exact=True,
             reference={"cta": "Xin & Khan 2018", "pu": "Pu, Shi, Xu & Nedic 2021", "atc": "as Aug-DGM"}[self.order],
         )  # fmt: skip
 
@@ -62,13 +55,12 @@ class PushPull(Algorithm):
         return TrackerState(x, y=zero, grad=zero)
 
     def step(self, state: TrackerState, node: Node, lr: Rate) -> Step:
-        """One of the three recursions above."""
         if self.order == "cta":
             pulled = node.pull(state.x)
             pushed = node.push(state.y)
             grad = yield state.x  # both messages travel while the gradient is computed
-            y = pushed.wait().add_(grad).sub_(state.grad)  # in place: large models feel every copy
-            return TrackerState(less(pulled.wait(), lr, y), y, grad)
+            y = pushed.wait() + grad - state.grad
+            return TrackerState(descend(pulled.wait(), lr, y), y, grad)
         if self.order == "pu":
             pushed = node.push(state.y)
             grad = yield state.x
@@ -79,7 +71,6 @@ class PushPull(Algorithm):
         return TrackerState(node.pull(state.x - lr * y).wait(), y, grad)
 
     def conserved(self, state: TrackerState, network: Network) -> dict[str, Tensor]:
-        """1^T y = 1^T grad."""
         return {"1'y - 1'grad": (state.y - state.grad).sum(-2)}
 
 
@@ -107,36 +98,33 @@ class AcceleratedPushPull(Algorithm):
     our reading of its abstract).
     """
 
-    coordinatewise: ClassVar[bool] = True
-
     heavy: float = 0.2
     nesterov: float = 0.2
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if not (self.heavy >= 0 and self.nesterov >= 0 and self.heavy + self.nesterov < 1):
-            raise ValueError(
+            raise PerronError(
                 f"Momentum needs heavy >= 0, nesterov >= 0 and heavy + nesterov < 1; got heavy={self.heavy}, "
                 f"nesterov={self.nesterov}."
             )
 
     @property
     def about(self) -> About:
-        """What there is to know about it."""
         name = "APP" if self.heavy and self.nesterov else "ABm" if self.heavy else "ABN"
         kind = {"APP": "heavy ball and Nesterov", "ABm": "heavy ball", "ABN": "Nesterov"}[name]
         source = {"APP": "Nguyen, Nguyen & Nedic 2023", "ABm": "Xin & Khan 2020", "ABN": "Xin, Jakovetic & Khan 2019"}
         return About(
-            title=f"{name} (Push-Pull, {kind})", family="push-pull", matrices="A B", sends="2 d", overlap="x, y",
-            effective="c", exact=True, reference=source[name],
+            title=f"{name} (Push-Pull, {kind})", family="push-pull", matrices="A B", exact=True,
+            reference=source[name],
         )  # fmt: skip
 
     def init(self, x: Tensor, node: Node) -> MomentumState:
-        """At rest."""
+        """Start at rest."""
         zero = torch.zeros_like(x)
         return MomentumState(x, previous=x, ahead=x, y=zero, grad=zero)
 
     def step(self, state: MomentumState, node: Node, lr: Rate) -> Step:
-        """The recursion above."""
         pulled = node.pull(state.ahead)
         pushed = node.push(state.y)
         grad = yield state.ahead
@@ -145,11 +133,9 @@ class AcceleratedPushPull(Algorithm):
         return MomentumState(x, state.x, x + self.nesterov * (x - state.x), y, grad)
 
     def conserved(self, state: MomentumState, network: Network) -> dict[str, Tensor]:
-        """1^T y = 1^T grad."""
         return {"1'y - 1'grad": (state.y - state.grad).sum(-2)}
 
     def check(self, network: Network) -> None:
-        """The consensus polynomial, besides the usual."""
         super().check(network)
         check_momentum(self.about.title, network, self.heavy, self.nesterov)
 
@@ -158,23 +144,8 @@ class AcceleratedPushPull(Algorithm):
         return super().effective_step(network) / (1 - self.heavy - self.nesterov)
 
     def default_lr(self, network: Network, smoothness: float) -> float:
-        """The rule of Push-Pull, less what momentum multiplies it by."""
+        """The default step of Push-Pull, divided by the gain of momentum."""
         return super().default_lr(network, smoothness) * (1 - self.heavy - self.nesterov)
-
-
-def check_momentum(title: str, network: Network, heavy: float, nesterov: float) -> None:
-    """Refuse momentum with which disagreement grows on this network, whatever the step."""
-
-    def stable(scale: float) -> bool:
-        h, g, eigenvalue = scale * heavy, scale * nesterov, network.pull_spectrum
-        return stable_roots((1 + g) * eigenvalue + h, g * eigenvalue + h)
-
-    if not stable(1.0):
-        most = largest(stable, 1.0)
-        raise MixingError(
-            f"{title}: on this network disagreement grows with momentum heavy={heavy:g}, nesterov={nesterov:g}, whatever "
-            f"the step. It dies out up to heavy={most * heavy:.3g}, nesterov={most * nesterov:.3g}."
-        )
 
 
 class ConstrainedState(NamedTuple):
@@ -199,8 +170,8 @@ class ConstrainedPushPull(Algorithm):
     Args:
         constraint: ``(x, node) -> c(x)``, each node's own part, ``(..., d) -> (..., constraints)``; differentiable.
             What differs between nodes is stacked ``(n, ...)`` and picked with ``node.unit``, see the example.
-        constraints: how many there are.
-        project: the projection P onto X; None if there is no such set.
+        constraints: number of constraints.
+        project: the projection P onto X; None without such a set.
 
     Reference: after Gong & Zhang 2023, our reconstruction from its abstract.
     """
@@ -211,19 +182,17 @@ class ConstrainedPushPull(Algorithm):
 
     @property
     def about(self) -> About:
-        """What there is to know about it."""
         return About(
-            title="Constrained Push-Pull", family="push-pull", matrices="A B", sends="2 d + 2 p", overlap="x, y, m, z",
-            effective="c", exact=True, reference="after Gong & Zhang 2023", speedup=False,
+            title="Constrained Push-Pull", family="push-pull", matrices="A B", exact=True,
+            reference="after Gong & Zhang 2023", speedup=False,
         )  # fmt: skip
 
     def init(self, x: Tensor, node: Node) -> ConstrainedState:
-        """No multiplier, nothing tracked."""
+        """Start without a multiplier, tracking nothing."""
         zero, none = torch.zeros_like(x), x.new_zeros(*x.shape[:-1], self.constraints)
         return ConstrainedState(x, multiplier=none, y=zero, z=none, grad=zero, value=none)
 
     def step(self, state: ConstrainedState, node: Node, lr: Rate) -> Step:
-        """The recursion above."""
         pulled = node.pull(state.x)
         pushed = node.push(state.y)
         if self.constraint is not None:
@@ -244,5 +213,4 @@ class ConstrainedPushPull(Algorithm):
         return ConstrainedState(self.project(x) if self.project else x, multiplier, y, z, grad, value)
 
     def conserved(self, state: ConstrainedState, network: Network) -> dict[str, Tensor]:
-        """1^T y = 1^T G and 1^T z = 1^T c."""
         return {"1'y - 1'G": (state.y - state.grad).sum(-2), "1'z - 1'c": (state.z - state.value).sum(-2)}

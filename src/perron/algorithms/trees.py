@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Literal
 
 from torch import Tensor
 
@@ -27,18 +27,14 @@ class TreePushPull(Algorithm):
     Reference: You & Pu 2024 (BTPP); You & Pu 2025 (STPP).
     """
 
-    coordinatewise: ClassVar[bool] = True
-
     tree: Literal["spanning", "B-ary"] = "spanning"
 
     @property
     def about(self) -> About:
-        """What there is to know about it."""
         stpp = self.tree == "spanning"
         return About(
             title="Spanning-tree Push-Pull (STPP)" if stpp else "B-ary-tree Push-Pull (BTPP)", family="tree",
-            matrices="R C", sends="d down, d up", overlap="y", effective="n", exact=True,
-            reference="You & Pu 2025" if stpp else "You & Pu 2024",
+            matrices="R C", exact=True, reference="You & Pu 2025" if stpp else "You & Pu 2024",
         )  # fmt: skip
 
     def init(self, x: Tensor, node: Node) -> TrackerState:
@@ -46,9 +42,7 @@ class TreePushPull(Algorithm):
         return DOWN_AND_UP.init(x, node)
 
     def step(self, state: TrackerState, node: Node, lr: Rate) -> Step:
-        """As Push-Pull in Pu's order."""
         return (yield from DOWN_AND_UP.step(state, node, lr))
 
     def conserved(self, state: TrackerState, network: Network) -> dict[str, Tensor]:
-        """1^T y = 1^T grad."""
         return DOWN_AND_UP.conserved(state, network)

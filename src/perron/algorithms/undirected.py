@@ -6,7 +6,7 @@ They mix with pull and push alike, both being W. x-hat is the plain mean; it fol
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -15,6 +15,7 @@ from perron.algorithms.base import About, Algorithm, Rate, Step
 from perron.algorithms.centralized import ModelState
 from perron.algorithms.node import Node
 from perron.algorithms.push_pull import PushPull, TrackerState
+from perron.errors import MixingError
 from perron.networks.facts import Network
 
 
@@ -28,20 +29,13 @@ class DSGD(Algorithm):
     Reference: Nedic & Ozdaglar 2009; Lian et al. 2017.
     """
 
-    coordinatewise: ClassVar[bool] = True
-
     order: Literal["awc", "atc"] = "awc"
-
-    def __post_init__(self) -> None:
-        if self.order not in ("awc", "atc"):
-            raise ValueError(f"DSGD has the orders 'awc' and 'atc'; got {self.order!r}.")
 
     @property
     def about(self) -> About:
-        """What there is to know about it."""
         return About(
-            title=f"D-SGD (DGD), {self.order.upper()}", family="undirected", matrices="W", sends="d",
-            overlap="x" if self.order == "awc" else "-", effective="1", exact=False, reference="Lian et al. 2017",
+            title=f"D-SGD (DGD), {self.order.upper()}", family="undirected", matrices="W", exact=False,
+            reference="Lian et al. 2017",
         )  # fmt: skip
 
     def init(self, x: Tensor, node: Node) -> ModelState:
@@ -49,7 +43,6 @@ class DSGD(Algorithm):
         return ModelState(x)
 
     def step(self, state: ModelState, node: Node, lr: Rate) -> Step:
-        """One of the two recursions above."""
         if self.order == "awc":
             pulled = node.pull(state.x)
             grad = yield state.x
@@ -71,33 +64,25 @@ class GradientTracking(Algorithm):
     Reference: Nedic, Olshevsky & Shi 2017; Di Lorenzo & Scutari 2016; Xu, Zhu, Soh & Xie 2015.
     """
 
-    coordinatewise: ClassVar[bool] = True
-
     order: Literal["cta", "pu", "atc"] = "cta"
 
     @property
     def about(self) -> About:
-        """What there is to know about it."""
         name, source = {
             "cta": ("DIGing", "Nedic, Olshevsky & Shi 2017"),
             "pu": ("NEXT (SONATA)", "Di Lorenzo & Scutari 2016"),
             "atc": ("Aug-DGM (ATC-DIGing)", "Xu, Zhu, Soh & Xie 2015"),
         }[self.order]
-        return About(
-            title=name, family="undirected", matrices="W", sends="2 d", overlap=PushPull(order=self.order).about.overlap,
-            effective="1", exact=True, reference=source,
-        )  # fmt: skip
+        return About(title=name, family="undirected", matrices="W", exact=True, reference=source)
 
     def init(self, x: Tensor, node: Node) -> TrackerState:
         """As Push-Pull."""
         return PushPull(order=self.order).init(x, node)
 
     def step(self, state: TrackerState, node: Node, lr: Rate) -> Step:
-        """As Push-Pull."""
         return (yield from PushPull(order=self.order).step(state, node, lr))
 
     def conserved(self, state: TrackerState, network: Network) -> dict[str, Tensor]:
-        """1^T y = 1^T grad."""
         return PushPull(order=self.order).conserved(state, network)
 
 
@@ -120,16 +105,12 @@ class ExactDiffusion(Algorithm):
     Reference: Yuan, Ying, Zhao & Sayed 2019; Tang et al. 2018 (D^2).
     """
 
-    coordinatewise: ClassVar[bool] = True
-
     damped: bool = True
 
     @property
     def about(self) -> About:
-        """What there is to know about it."""
         return About(
-            title="Exact Diffusion" if self.damped else "D^2", family="undirected", matrices="W sym", sends="d",
-            overlap="-", effective="1", exact=True,
+            title="Exact Diffusion" if self.damped else "D^2", family="undirected", matrices="W sym", exact=True,
             reference="Yuan, Ying, Zhao & Sayed 2019" if self.damped else "Tang et al. 2018",
         )  # fmt: skip
 
@@ -138,7 +119,6 @@ class ExactDiffusion(Algorithm):
         return DiffusionState(x, adapted=x)
 
     def step(self, state: DiffusionState, node: Node, lr: Rate) -> Step:
-        """The recursion above."""
         grad = yield state.x
         adapted = state.x - lr * grad
         corrected = adapted + state.x - state.adapted
@@ -146,19 +126,16 @@ class ExactDiffusion(Algorithm):
         return DiffusionState((corrected + mixed) / 2 if self.damped else mixed, adapted)
 
     def check(self, network: Network) -> None:
-        """The smallest eigenvalue, besides the usual."""
         super().check(network)
         lowest = float(network.pull_spectrum.real.min(initial=0.0))
         if not self.damped and lowest <= -1 / 3:
-            from perron.errors import MixingError
-
             raise MixingError(
                 f"D^2 needs the smallest eigenvalue of W above -1/3; it is {lowest:.3g}. Use Mixing.lazy-like weights "
                 "(I + W)/2, or ExactDiffusion(damped=True)."
             )
 
     def default_lr(self, network: Network, smoothness: float) -> float:
-        """1/L, whatever the network."""
+        """1/L on every network."""
         return 1 / smoothness
 
 
@@ -180,22 +157,15 @@ class NIDS(Algorithm):
     Reference: Li, Shi & Yan 2019.
     """
 
-    coordinatewise: ClassVar[bool] = True
-
     @property
     def about(self) -> About:
-        """What there is to know about it."""
-        return About(
-            title="NIDS", family="undirected", matrices="W sym", sends="d", overlap="-", effective="1", exact=True,
-            reference="Li, Shi & Yan 2019",
-        )  # fmt: skip
+        return About(title="NIDS", family="undirected", matrices="W sym", exact=True, reference="Li, Shi & Yan 2019")
 
     def init(self, x: Tensor, node: Node) -> DifferenceState:
         """x_prev = x, grad = 0."""
         return DifferenceState(x, previous=x, grad=torch.zeros_like(x), begun=torch.zeros_like(x[..., :1]))
 
     def step(self, state: DifferenceState, node: Node, lr: Rate) -> Step:
-        """The recursion above."""
         grad = yield state.x
         corrected = 2 * state.x - state.previous - lr * (grad - state.grad)
         mixed = node.pull(corrected).wait()
@@ -203,7 +173,7 @@ class NIDS(Algorithm):
         return DifferenceState(x, state.x, grad, torch.ones_like(state.begun))
 
     def default_lr(self, network: Network, smoothness: float) -> float:
-        """1/L, whatever the network."""
+        """1/L on every network."""
         return 1 / smoothness
 
 
@@ -226,14 +196,10 @@ class EXTRA(Algorithm):
     Reference: Shi, Ling, Wu & Yin 2015.
     """
 
-    coordinatewise: ClassVar[bool] = True
-
     @property
     def about(self) -> About:
-        """What there is to know about it."""
         return About(
-            title="EXTRA", family="undirected", matrices="W sym", sends="d", overlap="x", effective="1", exact=True,
-            reference="Shi, Ling, Wu & Yin 2015",
+            title="EXTRA", family="undirected", matrices="W sym", exact=True, reference="Shi, Ling, Wu & Yin 2015",
         )  # fmt: skip
 
     def init(self, x: Tensor, node: Node) -> ExtraState:
@@ -241,7 +207,6 @@ class EXTRA(Algorithm):
         return ExtraState(x, held=x, grad=torch.zeros_like(x))
 
     def step(self, state: ExtraState, node: Node, lr: Rate) -> Step:
-        """The recursion above."""
         pulled = node.pull(state.x)
         grad = yield state.x
         mixed = pulled.wait()

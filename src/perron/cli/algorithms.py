@@ -17,9 +17,10 @@ def algorithms(as_json: Json = False) -> None:
     from dataclasses import asdict
 
     from perron.algorithms import ALGORITHMS
+    from perron.simulation.cost import measure_traits
 
     if as_json:
-        write_json({name: asdict(algorithm.about) for name, algorithm in ALGORITHMS.items()})
+        write_json({name: asdict(one.about) | measure_traits(one)._asdict() for name, one in ALGORITHMS.items()})
         return
     from rich.box import SIMPLE
     from rich.table import Table
@@ -31,13 +32,13 @@ def algorithms(as_json: Json = False) -> None:
         if about.family != family:
             family = about.family
             table.add_row(f"[bold]{family}[/bold]")
-        step = {"1": "lr"}.get(about.effective, f"{about.effective} lr")
-        exact = "exact" if about.exact else "biased"
-        table.add_row(f" {name}", about.title, about.matrices, about.sends, about.overlap, step, exact, about.reference)
+        traits, exact = measure_traits(algorithm), "exact" if about.exact else "biased"
+        measured = (traits.sends, traits.overlap, traits.effective_step)
+        table.add_row(f" {name}", about.title, about.matrices, *measured, exact, about.reference)
     screen = console(WIDTH)
     screen.width = max(screen.width, WIDTH)
     screen.print(table)
     screen.print(
-        "A row-, B column-, W doubly stochastic (sym: symmetric), R C a spanning-tree pair. d: length of the model, n: nodes, "
-        "p: constraints.\nstep: the effective step, which comparisons hold equal. biased: off by O(lr) at a constant lr."
+        "A row-, B column-, W doubly stochastic (sym: symmetric), R C a spanning-tree pair. d: length of the model, n: nodes.\n"
+        "step: the effective step, which comparisons hold equal. biased: off by O(lr) at a constant lr."
     )

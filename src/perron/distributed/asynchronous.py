@@ -21,9 +21,9 @@ import torch.distributed as dist
 from torch import Tensor
 
 from perron.algorithms.base import Algorithm
-from perron.algorithms.node import Handle, Later, Side
+from perron.algorithms.node import Handle, Later, NodeLinks, Side
 from perron.distributed.exchange import Exchange
-from perron.distributed.node import DistributedNode
+from perron.distributed.node import DistributedNode, ProcessLinks
 from perron.distributed.process_group import DRAIN_SECONDS, Peers, Transfer, explain_error, wait
 from perron.errors import NetworkError, PerronError
 
@@ -117,7 +117,11 @@ class AsynchronousNode(DistributedNode):
         self._last: dict[Side, Tensor] = {}
         self.timeout = FOREVER  # in collectives, as averages, the fast nodes wait for the slow ones
 
+    def links(self, side: Side) -> NodeLinks:
+        return AsynchronousLinks(self, side)
+
     def latest(self, side: Side, x: Tensor, before: Tensor) -> Handle:
+        """Hand ``x`` to the outboxes; the handle reads the inboxes."""
         self._check()
         message = torch.cat([x.detach().reshape(-1), x.new_zeros(1)])
         if side not in self._last:
@@ -192,6 +196,15 @@ class AsynchronousNode(DistributedNode):
 
     def _exchange(self, kind: type[Exchange], side: Side, x: Tensor) -> Exchange:  # noqa: ARG002
         raise PerronError("An asynchronous node has only the newest messages, not all of them: use RobustPushPull.")
+
+
+class AsynchronousLinks(ProcessLinks):
+    """Links of an asynchronous node: the newest message that has arrived."""
+
+    node: AsynchronousNode
+
+    def latest(self, x: Tensor, before: Tensor) -> Handle:
+        return self.node.latest(self.side, x, before)
 
 
 def check_asynchronous(algorithm: Algorithm, *, elastic: bool = False) -> None:

@@ -18,8 +18,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from perron.algorithms.base import Algorithm
-from perron.algorithms.node import IN_FULL, Handle, Node, Side
+from perron.algorithms.base import Algorithm, advance
+from perron.algorithms.node import Handle, Node, NodeLinks, Side
+from perron.algorithms.wrappers import FULL_PRECISION
 from perron.distributed.exchange import Batch, Exchange, Gather, Mean, MessagePlan, Neighbors, plan_messages
 from perron.distributed.process_group import TIMEOUT, FixedPeers, Peers, check_timeout
 from perron.errors import PerronError
@@ -69,7 +70,7 @@ class DistributedNode(Node):
         self._posted: list[Batch] = []
         self._batches = 0
         self.waited: dict[int, float] = defaultdict(float)
-        self._seed = seed
+        self.seed = seed
         self._participation = Keyed(seed, stream=PARTICIPATION, node=self.number)
 
     def neighbors(self, side: Side, step: int) -> Neighbors:
@@ -141,33 +142,49 @@ class DistributedNode(Node):
         unit[self.number] = 1
         return unit
 
-    @cached_property
-    def push_share(self) -> Tensor:
-        share = self.nodes * float(Network(self.mixing).push_perron[self.number])
-        return torch.tensor([share], dtype=self._dtype, device=self._device)
+    def links(self, side: Side) -> NodeLinks:
+        return ProcessLinks(self, side)
 
-    def self_weight(self, side: Side) -> Tensor:
-        return torch.tensor([self.neighbors(side, self.step).own], dtype=self._dtype, device=self._device)
-
-    def hear(self, side: Side, x: Tensor) -> Handle:
+    def receive(self, side: Side, x: Tensor) -> Handle:
+        """Start the exchange that gives the unweighted message of each neighbor."""
         if self.wire is not None:
-            raise PerronError(IN_FULL)
+            raise PerronError(FULL_PRECISION)
         return self._exchange(Gather, side, x)
 
-    def inward(self, side: Side, x: Tensor) -> Tensor:
-        return x.expand(len(self.neighbors(side, self.step).sources), *x.shape)
+    def tensor(self, values: Any) -> Tensor:
+        """Return numbers in the precision and on the device of the node."""
+        return torch.tensor(values, dtype=self._dtype, device=self._device)
 
-    def weigh(self, side: Side, heard: Tensor) -> Tensor:
-        weights = list(self.neighbors(side, self.step).sources.values())
-        return torch.tensor(weights, dtype=self._dtype, device=self._device).to(heard.dtype) @ heard
 
-    def chances(self, side: Side, size: int) -> Tensor:
-        neighbors = self.neighbors(side, self.step)
-        if neighbors.random is None:
-            sources = np.fromiter(neighbors.sources, dtype=np.int64)
-            names = link_names(sources, np.full_like(sources, self.number), self.nodes)
-            neighbors.random = Keyed(self._seed, nodes=names, stream=LOSSES)
-        return neighbors.random.uniform(2 * self.step + (side == "push"), size)
+class ProcessLinks(NodeLinks):
+    """The incoming links of a process in the current step."""
+
+    def __init__(self, node: DistributedNode, side: Side) -> None:
+        self.node, self.side, self.neighbors = node, side, node.neighbors(side, node.step)
+
+    @property
+    def self_weight(self) -> Tensor:  # type: ignore[override]
+        return self.node.tensor([self.neighbors.own])
+
+    @property
+    def share(self) -> Tensor:  # type: ignore[override]
+        return self.node.tensor([self.node.nodes * float(Network(self.node.mixing).push_perron[self.node.number])])
+
+    def receive(self, x: Tensor) -> Handle:
+        return self.node.receive(self.side, x)
+
+    def broadcast(self, x: Tensor) -> Tensor:
+        return x.expand(len(self.neighbors.sources), *x.shape)
+
+    def reduce(self, messages: Tensor) -> Tensor:
+        return self.node.tensor(list(self.neighbors.sources.values())).to(messages.dtype) @ messages
+
+    def uniform(self, size: int) -> Tensor:
+        if self.neighbors.random is None:
+            sources = np.fromiter(self.neighbors.sources, dtype=np.int64)
+            names = link_names(sources, np.full_like(sources, self.node.number), self.node.nodes)
+            self.neighbors.random = Keyed(self.node.seed, nodes=names, stream=LOSSES)
+        return self.neighbors.random.uniform(2 * self.node.step + (self.side == "push"), size)
 
 
 def iterates(
@@ -185,7 +202,7 @@ def iterates(
     """Yield the states of this node after 0, 1, ..., ``steps`` steps of an algorithm on its part of a problem.
 
     They equal those of trial 0 in the simulator with the same seed, `Simulation(...).iterates`. ``wrap`` may put a wrapper
-    around the node, as `perron.algorithms.node.Quantized`.
+    around the node, as `perron.algorithms.wrappers.Quantized`.
     """
     inner = DistributedNode(mixing, seed=seed, dtype=dtype, **options)
     algorithm.check(Network(mixing))
@@ -194,18 +211,16 @@ def iterates(
     random = Keyed(seed, trials=[0], nodes=[inner.number], stream=NOISE)
     state = algorithm.init(problem.start()[inner.number].to(dtype), node)
     draw = 0
+
+    def gradient(point: Tensor) -> Tensor:
+        nonlocal draw
+        inner.flush()
+        draw += 1
+        return local.grad(point.view(1, 1, -1), draw - 1, random).view(-1)
+
     yield state
     for step in range(steps):
         inner.step = step
-        running = algorithm.step(state, node, rate_at(lr, step))
-        try:
-            point = next(running)
-            while True:
-                inner.flush()
-                grad = local.grad(point.view(1, 1, -1), draw, random).view(-1)
-                draw += 1
-                point = running.send(grad)
-        except StopIteration as done:
-            state = done.value
+        state = advance(algorithm, state, node, rate_at(lr, step), gradient)
         yield state
     inner.drain()

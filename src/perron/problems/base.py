@@ -34,8 +34,6 @@ class Problem(ABC):
         noise_std: sigma, with E|noise|^2 = sigma^2 for each node's gradient.
         optimum: the minimiser of f, ``(d,)``.
         dtype: the precision it is meant for.
-        in_place: for models so large that copies cost: the simulator keeps the state in place, and
-            ``grad`` takes a further argument ``out``, in which it writes its result.
         batch_losses: of the last `grad`, the loss of each node on its minibatch, ``(..., n)``; None where not known.
     """
 
@@ -46,7 +44,6 @@ class Problem(ABC):
     noise_std: float | None = None
     optimum: Tensor | None = None
     dtype: torch.dtype = torch.float64
-    in_place: bool = False
     batch_losses: Tensor | None = None
 
     @abstractmethod
@@ -60,6 +57,10 @@ class Problem(ABC):
     def grad(self, x: Tensor, draw: int, random: Keyed) -> Tensor:
         """Stochastic gradients for draw number ``draw``, with randomness from ``random`` only; exact unless overridden."""
         return self.local_grads(x)
+
+    def grad_into(self, x: Tensor, draw: int, random: Keyed, out: Tensor) -> Tensor:
+        """Write `grad` into ``out`` and return it; override where large gradients need no memory of their own."""
+        return out.copy_(self.grad(x, draw, random))
 
     def full_grad(self, x: Tensor) -> Tensor:
         """grad f at common points: ``(..., d) -> (..., d)``."""
@@ -115,8 +116,6 @@ class Problem(ABC):
             h = size / torch.where(length > 0, length, 1)
             return (self.local_grads(points + h * v) - self.local_grads(points - h * v)) / (2 * h)
 
-        if self.in_place:  # such gradients are written into memory that torch.func does not follow
-            return differences
         numbers = torch.randn(self.nodes, self.dim, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
         trial = numbers.to(points)
         expected = differences(trial)

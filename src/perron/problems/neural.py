@@ -62,7 +62,6 @@ class Neural(Problem):
     """
 
     dtype = torch.float32
-    in_place = True
 
     def __init__(
         self,
@@ -231,11 +230,13 @@ class Neural(Problem):
         """The initial models."""
         return self._start.expand(self.nodes, self.dim)
 
-    def grad(self, x: Tensor, draw: int, random: Keyed, out: Tensor | None = None) -> Tensor:
-        """Over a minibatch of each node in each trial, in training mode; written into ``out`` if given."""
+    def grad(self, x: Tensor, draw: int, random: Keyed) -> Tensor:
+        """Return gradients over a minibatch of each node in each trial, in training mode."""
+        return self.grad_into(x, draw, random, torch.empty_like(x))
+
+    def grad_into(self, x: Tensor, draw: int, random: Keyed, out: Tensor) -> Tensor:
         if self.batch is None:
             return self.local_grads(x, out)
-        out = torch.empty_like(x) if out is None else out
         points, grads = x.reshape(-1, self.dim), out.view(-1, self.dim)
         chosen = self.batches(draw, random).view(len(points), self.batch)
         inputs = self._inputs(self.data.images, chosen)

@@ -1,10 +1,9 @@
-"""Driving an algorithm on large models: the state stays in place, and a step goes over it stripe by stripe.
+"""Steps of large models: the state stays in place, and a step processes it block by block.
 
-But for the gradient, a step treats every coordinate alike and on its own. So the algorithm's text is run on a stripe of
-coordinates of all nodes that fits into the processor's cache, its result is written in the old state's place, and the next
-stripe follows. Large models feel it: the textbook step makes two or more new tensors as large as the state, whose memory the
-system must find and clear each time, which takes longer than mixing (benchmarks/neural.py measures it). And no more memory
-is needed than for the state itself and one gradient.
+Apart from the gradient, most algorithms treat every coordinate alike and independently. So the text of the algorithm is run on a
+block of coordinates of all nodes that fits into the processor's cache, its result overwrites the old state, and the next block
+follows. The plain driver allocates two or more new tensors as large as the state in each step, which takes longer than mixing
+when models are large (benchmarks/neural.py measures it). No memory is needed besides the state and one gradient.
 """
 
 from __future__ import annotations
@@ -15,114 +14,138 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from perron.algorithms.base import Algorithm, Rate
+from perron.algorithms.base import Algorithm, Rate, advance
 from perron.algorithms.node import Node
 
-NUMBERS = 2**18  # of a stripe, over all nodes: 1 MB in float32
+LARGE = 2**20  # numbers in the models of all nodes, above which steps are done block by block
+NUMBERS = 2**18  # numbers in a block, over all nodes: 1 MB in float32
+PROBES = (1e-6, 1.0, 1e6)  # magnitudes at which it is tried whether coordinates are independent
 
 
-class Stripes:
+class Blockwise:
     """A state ``(..., n, d)`` in place, and the steps that change it.
 
     Args:
-        algorithm: one in which coordinates do not mix (``algorithm.coordinatewise``), unless there is one stripe only.
-        x: where to start; it becomes part of the state.
-        node: what the algorithm talks to.
-        others: what it talks to for all stripes but the first; wrappers that count must not count a vector twice.
-        width: coordinates in a stripe; as many as fit into the cache by default.
+        algorithm: the algorithm.
+        x: initial models; they become part of the state.
+        node: the node of the algorithm.
+        width: coordinates per block; all of them unless coordinates are independent.
     """
 
-    def __init__(
-        self, algorithm: Algorithm, x: Tensor, node: Node, *, others: Node | None = None, width: int | None = None
-    ) -> None:
-        self.algorithm, self.node, self.others = algorithm, node, others or node
-        self.shape = x.shape
-        self.parts = stripes(x, width)
-        self.state = _apart(algorithm.init(x, node), x)
+    def __init__(self, algorithm: Algorithm, x: Tensor, node: Node, width: int) -> None:
+        self.algorithm, self.node, self.shape = algorithm, node, x.shape
+        self.blocks = blocks(x, width)
+        self.state = _separate(algorithm.init(x, node), x)
         self._point: Tensor | None = None
-        self._room: list[Tensor] = []  # for gradients: those of one step must not overwrite each other
+        self._buffers: list[Tensor] = []  # for gradients: those of one step must not overwrite each other
 
-    def advance(self, lr: Rate, gradient: Callable[[Tensor, Tensor], Tensor]) -> None:
-        """One step; ``gradient(point, out)`` writes into ``out``, and gives it back.
+    def advance(self, lr: Rate, gradient: Callable[[Tensor, Tensor], Tensor], node: Node) -> None:
+        """Do one step.
 
-        A gradient that becomes part of the state does so with its memory, and that part's memory is for the next gradient.
+        A gradient that becomes part of the state brings its memory; the old memory of that part takes the next gradient.
+
+        Args:
+            lr: the learning rate.
+            gradient: ``gradient(point, out)`` writes into ``out`` and returns it.
+            node: the node for the first block, which may count; `self.node` serves the others.
         """
-        nodes = [self.node, *[self.others] * (len(self.parts) - 1)]
-        steps = [
-            self.algorithm.step(self._stripe(part), node, lr) for part, node in zip(self.parts, nodes, strict=True)
-        ]
+        nodes = [node, *[self.node] * (len(self.blocks) - 1)]
+        steps = [self.algorithm.step(self._part(b), one, lr) for b, one in zip(self.blocks, nodes, strict=True)]
         points: list[Any] = [None] * len(steps)
         grads: list[Tensor] = []
         new: list[Any] = []
         while not new:
-            for place, (step, part) in enumerate(zip(steps, self.parts, strict=True)):
+            for index, (step, block) in enumerate(zip(steps, self.blocks, strict=True)):
                 try:
-                    points[place] = step.send(grads[-1][..., part] if grads else None)  # type: ignore[arg-type]
+                    points[index] = step.send(grads[-1][..., block] if grads else None)  # type: ignore[arg-type]
                 except StopIteration as done:
-                    new = self._written(done.value, part, grads)
+                    new = self._write(done.value, block, grads)
             if not new:
-                if len(grads) == len(self._room):
-                    self._room.append(torch.empty_like(self.state.x))
-                grads.append(gradient(self._whole(points), self._room[len(grads)]))
-        # What all stripes share changes when all are done.
-        for place, (own, value) in enumerate(zip(self.state, new, strict=True)):
+                if len(grads) == len(self._buffers):
+                    self._buffers.append(torch.empty_like(self.state.x))
+                grads.append(gradient(self._join(points), self._buffers[len(grads)]))
+        # What all blocks share changes when all are done.
+        for index, (old, value) in enumerate(zip(self.state, new, strict=True)):
             if isinstance(value, int):
-                new[place], self._room[value] = grads[value], own
-            elif self._is_wide(own):
-                new[place] = own
+                new[index], self._buffers[value] = grads[value], old
+            elif self._is_wide(old):
+                new[index] = old
         self.state = type(self.state)(*new)
 
-    def _stripe(self, part: slice) -> Any:
-        return type(self.state)(*(self._of(value, part) for value in self.state))
+    def _part(self, block: slice) -> Any:
+        return type(self.state)(*(value[..., block] if self._is_wide(value) else value for value in self.state))
 
     def _is_wide(self, value: Tensor) -> bool:
-        """Whether it has the models' coordinates, for nodes or for links; weights, counters and the like do not."""
+        """Whether it has the coordinates of the models, for nodes or for links; weights and counters do not."""
         return value.ndim == len(self.shape) and value.shape[-1] == self.shape[-1]
 
-    def _of(self, value: Tensor, part: slice) -> Tensor:
-        return value[..., part] if self._is_wide(value) else value
-
-    def _whole(self, points: list[Tensor]) -> Tensor:
-        """The points of all stripes as one: the part of the state that they are, or else copied together."""
+    def _join(self, points: list[Tensor]) -> Tensor:
+        """The points of all blocks as one tensor: the part of the state that they are views of, or else a copy."""
         for value in self.state:
             if self._is_wide(value) and all(
-                point.data_ptr() == value[..., part].data_ptr() and point.stride() == value[..., part].stride()
-                for point, part in zip(points, self.parts, strict=True)
+                point.data_ptr() == value[..., block].data_ptr() and point.stride() == value[..., block].stride()
+                for point, block in zip(points, self.blocks, strict=True)
             ):
                 return value
         if self._point is None:
             self._point = torch.empty_like(self.state.x)
-        for point, part in zip(points, self.parts, strict=True):
-            self._point[..., part] = point
+        for point, block in zip(points, self.blocks, strict=True):
+            self._point[..., block] = point
         return self._point
 
-    def _written(self, new: Any, part: slice, grads: list[Tensor]) -> list[Any]:
-        """The new state of a stripe, after it was written in the place of the old; the number of a gradient where it is one."""
+    def _write(self, new: Any, block: slice, grads: list[Tensor]) -> list[Any]:
+        """Overwrite the old state of a block; return the new one, with the index of a gradient where a value is that gradient."""
         kept = {value.untyped_storage().data_ptr() for value in self.state}
-        # What the new state takes over from the old (the last model as the previous one) is saved before it is written over.
+        # Old values in the new state (the last model as the previous one) are copied before they are overwritten.
         values = [value.clone() if value.untyped_storage().data_ptr() in kept else value for value in new]
-        left = {grad[..., part].data_ptr(): number for number, grad in enumerate(grads)}
-        found: list[Any] = []
-        for own, value in zip(self.state, values, strict=True):
-            wide = self._is_wide(own)
-            number = left.pop(value.data_ptr(), None) if wide and value.stride() == own[..., part].stride() else None
-            if wide and number is None:
-                own[..., part] = value
-            found.append(value if number is None else number)
-        return found
+        indices = {grad[..., block].data_ptr(): index for index, grad in enumerate(grads)}
+        result: list[Any] = []
+        for old, value in zip(self.state, values, strict=True):
+            wide = self._is_wide(old)
+            index = indices.pop(value.data_ptr(), None) if wide and value.stride() == old[..., block].stride() else None
+            if wide and index is None:
+                old[..., block] = value
+            result.append(value if index is None else index)
+        return result
 
 
-def stripes(x: Tensor, width: int | None = None) -> list[slice]:
-    """Slices of the last axis."""
+def blocks(x: Tensor, width: int | None = None) -> list[slice]:
+    """Return slices of the last axis; by default, blocks of `NUMBERS` numbers."""
     dim = x.shape[-1]
     width = width or max(1, NUMBERS * dim // max(x.numel(), 1))
     return [slice(first, min(first + width, dim)) for first in range(0, dim, width)]
 
 
-def _apart(state: Any, x: Tensor) -> Any:
-    """The state with memory of its own for each of its parts; the models keep theirs."""
+def separable(algorithm: Algorithm, x: Tensor, node: Node) -> bool:
+    """Whether an algorithm treats coordinates independently, by trial: two together against each alone, at three magnitudes.
+
+    Norms and projections couple coordinates; functions of the user may insist on the length of the model.
+    """
+
+    def run(start: Tensor, scale: float) -> Tensor:
+        state = algorithm.init(start, node)
+        for _ in range(2):
+            state = advance(algorithm, state, node, 0.1, lambda point: (point / scale).sin() * scale)
+        return state.x
+
+    for scale in PROBES:
+        start = scale * torch.linspace(-1, 1, 2 * x[..., 0].numel(), dtype=x.dtype, device=x.device).view(
+            *x.shape[:-1], 2
+        )
+        try:
+            together = run(start, scale)
+            alone = torch.cat([run(start[..., :1].contiguous(), scale), run(start[..., 1:].contiguous(), scale)], -1)
+        except (RuntimeError, ValueError, TypeError, IndexError):
+            return False
+        if together.shape != alone.shape or not torch.allclose(together, alone, rtol=1e-4, atol=1e-4 * scale):
+            return False
+    return True
+
+
+def _separate(state: Any, x: Tensor) -> Any:
+    """The state with memory of its own for each part; the models keep theirs."""
     values: list[Tensor] = []
     for value in state:
-        kept = value is x and not any(one is x for one in values)
-        values.append(value if kept else value.clone(memory_format=torch.contiguous_format))
+        keep = value is x and not any(one is x for one in values)
+        values.append(value if keep else value.clone(memory_format=torch.contiguous_format))
     return type(state)(*values)

@@ -1,17 +1,90 @@
-"""Bytes that a step of an algorithm sends, counted in one simulated step."""
+"""What a step of an algorithm costs, measured on one simulated step: bytes, exchanges, and which overlap the gradient."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 from scipy.sparse import csr_array
+from torch import Tensor
 
 from perron.algorithms.base import Algorithm, advance
-from perron.algorithms.node import Counting, Side
+from perron.algorithms.node import Side
+from perron.algorithms.wrappers import Counting, Recording
+from perron.networks import topologies
 from perron.networks.facts import Network
+from perron.networks.mixing import Mixing
 from perron.networks.stochastic import Matrix
 from perron.simulation.node import SimulatedNode
+
+PROBE_NODES, PROBE_DIM = 5, 9  # no two lengths of vectors coincide
+
+
+class Traits(NamedTuple):
+    """What one step of an algorithm does, for tables.
+
+    Attributes:
+        sends: what travels along an edge, in vectors of length d and n and scalars, as ``2 d + 1``.
+        overlap: the state variables whose exchange overlaps the gradient, as ``x, y``; ``-`` for none.
+        effective: the effective step as a multiple of lr: ``c``, ``n`` or ``1``, divided by the gain of momentum.
+    """
+
+    sends: str
+    overlap: str
+    effective: str
+
+    @property
+    def effective_step(self) -> str:
+        """The effective step with lr, as ``c lr`` or ``n lr / 0.8``."""
+        unit, divided, gain = self.effective.partition(" / ")
+        return ("lr" if unit == "1" else f"{unit} lr") + divided + gain
+
+
+def measure_traits(algorithm: Algorithm) -> Traits:
+    """Record one step on a small network and read off what it does."""
+    network = _probe(algorithm)
+    node = Recording(SimulatedNode(network.mixing))
+    state = algorithm.init(torch.zeros(PROBE_NODES, PROBE_DIM, dtype=torch.float64), node)
+    overlap: list[str] = []
+
+    def gradient(point: Tensor) -> Tensor:
+        names = {id(value): name for name, value in state._asdict().items()}
+        overlap.extend(names[id(one.sent)] for one in node.exchanges if not one.waited and id(one.sent) in names)
+        return torch.zeros_like(point)
+
+    for _ in range(2):  # the second step: at first, several variables are the same tensor
+        node.exchanges.clear()
+        overlap.clear()
+        state = advance(algorithm, state, node, 0.0, gradient)
+    lengths = Counter(one.sent.shape[-1] for one in node.exchanges if one.verb != "mean")
+    units = {PROBE_DIM: "d", PROBE_NODES: "n", 1: "1"}
+    sends = [f"{lengths[size]} {unit}" if lengths[size] > 1 else unit for size, unit in units.items() if lengths[size]]
+    names = ", ".join(dict.fromkeys(overlap))  # local steps ask for several gradients
+    return Traits(" + ".join(sends) or "all-reduce of d", names or "-", _effective(algorithm, network))
+
+
+def _effective(algorithm: Algorithm, network: Network) -> str:
+    factor = algorithm.effective_step(network)
+    units = {"1": 1.0, "n": float(network.nodes)}
+    if network.mixing.has_pull and network.mixing.has_push:
+        units["c"] = network.alignment
+    matrices = algorithm.about.matrices
+    unit = "c" if matrices == "A B" else "n" if factor > 1.5 else "1"
+    gain = units[unit] / factor
+    return unit if abs(gain - 1) < 1e-9 else f"{unit} / {gain:.3g}"
+
+
+def _probe(algorithm: Algorithm) -> Network:
+    """A small network of the kind that an algorithm needs."""
+    graph = topologies.ring(PROBE_NODES)
+    matrices = algorithm.about.matrices
+    if matrices == "R C":
+        return Network(Mixing.spanning_trees(graph))
+    return Network(
+        Mixing.metropolis(graph.symmetric()) if matrices.startswith("W") else Mixing.random_integer(graph, seed=0)
+    )
 
 
 def bytes_per_step(algorithm: Algorithm, network: Network, *, dim: int, wire: int) -> float | None:
@@ -32,9 +105,9 @@ def bytes_per_step(algorithm: Algorithm, network: Network, *, dim: int, wire: in
     edges: dict[Side, float] = {"pull": _links(pulls), "push": _links(pushes)}
     totals = []
     for d in dims:
-        node = Counting(SimulatedNode(network.mixing), wire=wire)
-        state = algorithm.init(torch.zeros(network.nodes, d, dtype=torch.float64), node)
-        node.bytes = {"pull": 0, "push": 0}
+        inner = SimulatedNode(network.mixing)
+        state = algorithm.init(torch.zeros(network.nodes, d, dtype=torch.float64), inner)
+        node = Counting(inner, wire=wire)
         advance(algorithm, state, node, 0.0, torch.zeros_like)
         totals.append(sum(node.bytes[side] * edges[side] for side in edges))
     return totals[0] + (totals[1] - totals[0]) * (dim - dims[0])

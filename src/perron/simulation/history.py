@@ -1,4 +1,4 @@
-"""What a run measured: a table with a row for each recorded step and trial."""
+"""Results of a run: a table with one row per recorded step and trial."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch import Tensor
 
 from perron._typing import FloatArray, IntArray
 from perron.errors import PerronError
-from perron.simulation.metrics import Metric, Snapshot, chosen
+from perron.simulation.metrics import Metric, Snapshot, chosen, needs_previous
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -23,13 +23,13 @@ MOST = 10_000_000  # records of a run
 
 @dataclass(frozen=True)
 class History:
-    """Measured numbers.
+    """Results of a run.
 
     Attributes:
         steps: the recorded steps, ``(records,)``.
         values: for each metric, ``(records, trials)``.
-        trials: the numbers of the trials.
-        about: what was run, in plain words and numbers.
+        trials: the indices of the trials.
+        about: the settings of the run.
         interrupted: whether the run was stopped before its end.
     """
 
@@ -55,15 +55,15 @@ class History:
         return self[metric].std(axis=1, ddof=1) / np.sqrt(trials) if trials > 1 else np.full(len(self.steps), np.nan)
 
     def tail(self, metric: str, share: float = 0.5) -> tuple[float, float]:
-        """Mean over the last share of the records, and its standard error over trials: a stationary level.
+        """Return the mean over the last share of the records and its standard error over trials.
 
-        Whether the run IS stationary by then is for the caller to know.
+        This is the stationary level if the run is stationary by then, which is not checked.
         """
         late = self[metric][int(len(self.steps) * (1 - share)) :].mean(axis=0)
         return float(late.mean()), float(late.std(ddof=1) / np.sqrt(len(late))) if len(late) > 1 else float("nan")
 
     def frame(self) -> pd.DataFrame:
-        """A tidy table: columns step, trial, a column for each metric, and what was run."""
+        """Return a tidy table: step, trial, a column per metric, and the settings."""
         import pandas as pd
 
         records, trials = len(self.steps), len(self.trials)
@@ -72,7 +72,7 @@ class History:
         return pd.DataFrame(table).assign(**self.about)
 
     def plot(self, metric: str, path: str | Path | None = None) -> Any:
-        """The mean of a metric over the steps with a band of two standard errors; written to ``path`` if given."""
+        """Plot the mean of a metric with a band of two standard errors; write it to ``path`` if given."""
         from perron.plots import curves, save
 
         line = (self.steps, self.mean(metric), np.nan_to_num(self.standard_error(metric)))
@@ -81,9 +81,12 @@ class History:
 
 
 class Recorder:
-    """Measures a run at certain steps; some metrics only at the last of them, and nan before.
+    """Measures a run at given steps; it can be saved and resumed.
 
-    What it has so far can be saved and taken up again.
+    Args:
+        metrics: measured at each of the steps.
+        due: the steps.
+        final: metrics that are measured at the last step only; nan before.
     """
 
     def __init__(self, metrics: Sequence[str | Metric], due: set[int], final: Sequence[str | Metric] = ()) -> None:
@@ -94,40 +97,41 @@ class Recorder:
         self.watchers: dict[str, Any] = {
             name: metric for name, metric in self.metrics.items() if getattr(metric, "every_step", False)
         }
+        self.needs_previous = any(needs_previous(metric) for metric in self.metrics.values())
         self.steps: list[int] = []
         self.rows: dict[str, list[FloatArray]] = {name: [] for name in self.metrics}
 
     def observe(self, now: Snapshot) -> dict[str, float] | None:
-        """Look at a step; the means over trials of what was measured, if it was due."""
+        """Measure a step if it is due; return the means over trials, or None."""
         for watcher in self.watchers.values():
             watcher.observe(now)
         if now.step not in self.due:
             return None
         unknown = np.full(now.state.x.shape[0], np.nan)
-        found = {
+        measured = {
             name: unknown if name in self.final and now.step < max(self.due) else metric(now).cpu().double().numpy()
             for name, metric in self.metrics.items()
         }
-        for name, value in found.items():
+        for name, value in measured.items():
             self.rows[name].append(value)
         self.steps.append(now.step)
-        return {name: float(value.mean()) for name, value in found.items()}
+        return {name: float(value.mean()) for name, value in measured.items()}
 
     def history(self, trials: Sequence[int], about: Mapping[str, Any], *, interrupted: bool) -> History:
-        """All that was measured."""
+        """Return the results so far."""
         many = len(self.steps)
         values = {name: np.array(value[:many]).reshape(many, -1) for name, value in self.rows.items()}
         return History(np.array(self.steps, dtype=np.int64), values, np.array(trials), about, interrupted)
 
     def saved(self) -> dict[str, Tensor]:
-        """As tensors."""
+        """Return the results so far as tensors."""
         tensors = {f"row.{name}": torch.from_numpy(np.stack(rows)) for name, rows in self.rows.items() if rows}
         for name, watcher in self.watchers.items():
             tensors |= {f"watcher.{name}.{key}": torch.as_tensor(value) for key, value in _numbers(watcher).items()}
         return tensors | {"steps": torch.tensor(self.steps)}
 
     def restore(self, tensors: Mapping[str, Tensor]) -> None:
-        """Go on from what was saved."""
+        """Resume from what was saved."""
         self.steps = tensors["steps"].tolist()
         for name in self.rows:
             self.rows[name] = list(tensors[f"row.{name}"].numpy()) if f"row.{name}" in tensors else []
@@ -138,14 +142,14 @@ class Recorder:
 
 
 def _numbers(watcher: Any) -> dict[str, Any]:
-    """What a metric that sees every step has gathered: its attributes that are tensors or numbers."""
+    """The state of a metric that observes every step: its tensors and numbers."""
     return {
         key: value for key, value in vars(watcher).items() if torch.is_tensor(value) or isinstance(value, int | float)
     }
 
 
 def recorded(steps: int, every: int | Literal["log"] | None) -> set[int]:
-    """The steps at which to measure."""
+    """Return the steps at which to measure."""
     if steps >= 2**53:
         raise PerronError(f"steps is a number of steps that can be counted, below 2^53; got {steps}.")
     if every == "log":

@@ -1,7 +1,6 @@
-"""What is measured, written once for both worlds and outside the algorithms: one number for each trial.
+"""Metrics: functions of a `Snapshot` that return one number per trial.
 
-A metric is a function of a `Snapshot`. The paper measures the gradient at three different points; they have names of
-their own. Everything that is squared says so in its name.
+The paper measures the gradient at three different points, each of which has its own name here. Squared quantities end in ``_sq``.
 """
 
 from __future__ import annotations
@@ -14,21 +13,32 @@ from torch import Tensor
 
 from perron._registry import unknown
 from perron.algorithms.base import Algorithm
-from perron.algorithms.node import Counting
 from perron.errors import PerronError
 from perron.networks.facts import Network
 from perron.problems.base import Problem
-from perron.simulation._blockwise import stripes
+from perron.simulation._blockwise import blocks
 
 T = TypeVar("T")
 
 
-class Snapshot(NamedTuple):
-    """All that is known after a step.
+class Traffic(NamedTuple):
+    """Messages and bytes that one edge of the pull graph and one of the push graph have carried."""
 
-    ``previous`` is the state before it and ``grads`` the gradients that it used, ``(trials, n, d)`` each; None and empty
-    after step 0, which is the start. Where the state is kept in place (`perron.simulation._blockwise`) there is no previous one.
-    ``notes`` are what metrics share, see `once`.
+    pulls: int
+    pushes: int
+    pull_bytes: int
+    push_bytes: int
+
+
+class Snapshot(NamedTuple):
+    """Everything that is known after a step.
+
+    Attributes:
+        previous: the state before the step; None at the start, and for large models unless a metric needs it.
+        grads: the gradients of the step, ``(trials, n, d)`` each; empty at the start.
+        lr: the learning rate of the step.
+        traffic: messages and bytes per edge so far.
+        notes: results that metrics share, see `once`.
     """
 
     step: int
@@ -36,20 +46,20 @@ class Snapshot(NamedTuple):
     previous: Any
     grads: Sequence[Tensor]
     lr: float | Tensor
-    node: Counting
+    traffic: Traffic
     problem: Problem
     algorithm: Algorithm
     network: Network
     notes: dict[str, Any] | None = None
 
     def once(self, name: str, make: Callable[[], T]) -> T:
-        """What several metrics need and one of them makes."""
+        """Return a result that several metrics share, computed by the first of them."""
         if self.notes is None:
             return make()
         if name not in self.notes:
             self.notes[name] = make()
-        found: T = self.notes[name]
-        return found
+        result: T = self.notes[name]
+        return result
 
     @property
     def average(self) -> Tensor:
@@ -187,8 +197,8 @@ def distance_max(now: Snapshot) -> Tensor:
 def consensus_error_sq(now: Snapshot) -> Tensor:
     """mean_i |x_i - x-hat|^2."""
     x, center = now.state.x, now.average.unsqueeze(-2)
-    # Stripe by stripe: of a large model a copy would cost memory.
-    return torch.stack([_sq(x[..., part] - center[..., part]) for part in stripes(x)]).sum(0).mean(-1)
+    # Block by block: a copy of a large model would cost memory.
+    return torch.stack([_sq(x[..., block] - center[..., block]) for block in blocks(x)]).sum(0).mean(-1)
 
 
 def tracking_error_sq(now: Snapshot) -> Tensor:
@@ -212,12 +222,19 @@ def tracking_error_sq(now: Snapshot) -> Tensor:
 def residual(now: Snapshot) -> Tensor:
     """eps in x-hat+ = x-hat - factor lr g-bar + eps, ``(trials, d)``: what sets a method apart from centralized SGD."""
     if now.previous is None and now.step:
-        raise PerronError(f"Residuals are not measured of {type(now.problem).__name__}, whose state is kept in place.")
+        raise PerronError(
+            "Residuals need the state before the step, which large models do not keep; use simulate(metrics=)."
+        )
     if now.previous is None:
         return torch.zeros_like(now.average)
     before = now.algorithm.average(now.previous, now.network)
     factor = now.algorithm.effective_step(now.network)
     return now.average - before + factor * (now.lr * now.grads[-1]).mean(-2)
+
+
+def needs_previous(metric: Metric) -> bool:
+    """Whether a metric needs the state before the step."""
+    return metric is residual_sq or isinstance(metric, ResidualBlocks)
 
 
 def residual_sq(now: Snapshot) -> Tensor:
@@ -258,12 +275,12 @@ class ResidualBlocks:
 
 def messages(now: Snapshot) -> Tensor:
     """Messages sent over all edges so far."""
-    return _total(now, now.node.messages)
+    return _total(now, now.traffic.pulls, now.traffic.pushes)
 
 
 def bytes_sent(now: Snapshot) -> Tensor:
     """Bytes sent over all edges so far."""
-    return _total(now, now.node.bytes)
+    return _total(now, now.traffic.pull_bytes, now.traffic.push_bytes)
 
 
 METRICS: dict[str, Metric] = {
@@ -332,11 +349,11 @@ def _optimum(now: Snapshot) -> Tensor:
     return now.problem.optimum.to(now.state.x)
 
 
-def _total(now: Snapshot, per_edge: dict[Any, int]) -> Tensor:
-    mixing = now.network.mixing
-    sent = 0
-    if per_edge["pull"]:
-        sent += per_edge["pull"] * len(mixing.pull_graph.edges) // len(mixing.sequences[0])
-    if per_edge["push"]:
-        sent += per_edge["push"] * len(mixing.push_graph.edges) // len(mixing.sequences[1])
+def _total(now: Snapshot, pull: int, push: int) -> Tensor:
+    """Numbers per edge, summed over the edges; of time-varying networks, over those of one step on average."""
+    mixing, sent = now.network.mixing, 0
+    if pull:
+        sent += pull * len(mixing.pull_graph.edges) // len(mixing.sequences[0])
+    if push:
+        sent += push * len(mixing.push_graph.edges) // len(mixing.sequences[1])
     return torch.full((now.state.x.shape[0],), float(sent))

@@ -1,52 +1,53 @@
-"""Runs in one process: all nodes and all trials side by side, measured as they go, interrupted and resumed."""
+"""The simulator: all nodes and all trials in one process, measured while they run, interrupted and resumed."""
 
 from __future__ import annotations
 
-import json
-import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import cached_property
+from operator import add
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
-from perron._storage import tensorfile as saved
-from perron._storage.lockfile import LOCK, exclusive_lock
+from perron._storage import tensorfile
 from perron.algorithms.base import Algorithm, advance
-from perron.algorithms.node import Counting, Node, Quantized
-from perron.algorithms.unreliable import Links, Unreliable
-from perron.errors import FileError, PerronError
+from perron.algorithms.node import Node
+from perron.algorithms.unreliable import LinkFaults, Unreliable
+from perron.algorithms.wrappers import Counting, Quantized
+from perron.errors import PerronError
 from perron.monitor.progress import Bar, OnProgress
 from perron.networks.facts import Network
 from perron.networks.mixing import Mixing
 from perron.problems.base import Problem
 from perron.random import NOISE, Keyed
 from perron.schedules import LearningRate, rate_at
-from perron.simulation._blockwise import Stripes, stripes
+from perron.simulation import _blockwise
+from perron.simulation._blockwise import Blockwise, blocks, separable
+from perron.simulation.checkpoint import RunCheckpoint
 from perron.simulation.history import History, Recorder, recorded
-from perron.simulation.metrics import Metric, Snapshot
+from perron.simulation.metrics import Metric, Snapshot, Traffic
 from perron.simulation.node import SimulatedNode
 
 
 @dataclass(frozen=True, kw_only=True)
 class Simulation:
-    """A run to be: who minimises what, over which network, how.
+    """The settings of a run.
 
     Args:
-        problem, algorithm, mixing: what, how, over which network.
-        lr: a number, a tensor with one for each node ``(n, 1)``, or a schedule; None for the algorithm's default step.
-        trials: how many independent runs side by side, or their numbers.
+        problem, algorithm, mixing: what is minimized, how, and over which network.
+        lr: learning rate: a number, a tensor ``(n, 1)`` with one per node, or a schedule; the algorithm's default step if None.
+        trials: number of independent trials that run side by side, or their indices.
         seed: of gradient noise and minibatches; runs with the same seed share them (common random numbers).
-        start: where the nodes start, ``(n, d)`` or ``(trials, n, d)``; the problem's own starting point if None.
-        dtype: the precision; the problem's own if None.
-        device: where tensors live, as torch names it.
-        loss, delay, repeats: of links that are not reliable; see `perron.algorithms.unreliable.Links`.
-        wire: ``"bf16"`` or ``"int8"`` for messages in few bits.
+        start: initial models, ``(n, d)`` or ``(trials, n, d)``; those of the problem if None.
+        dtype: precision; that of the problem if None.
+        device: a torch device.
+        loss, delay, repeats: faults of unreliable links, see `perron.algorithms.unreliable.LinkFaults`.
+        wire: ``"bf16"`` or ``"int8"`` for quantized messages.
     """
 
     problem: Problem
@@ -66,22 +67,22 @@ class Simulation:
     def __post_init__(self) -> None:
         if self.problem.nodes != self.mixing.nodes:
             raise PerronError(
-                f"The problem has {self.problem.nodes} nodes but the network {self.mixing.nodes}; they need as many."
+                f"The problem has {self.problem.nodes} nodes but the network {self.mixing.nodes}; they must be equal."
             )
         if not len(self.numbers):
             raise PerronError(f"A simulation needs at least one trial; got trials={self.trials!r}.")
         try:
             torch.empty(0, device=self.device)
         except (RuntimeError, AssertionError) as error:  # torch asserts that it was built for a GPU
-            told = str(error).splitlines()[0]
+            reason = str(error).splitlines()[0]
             raise PerronError(
-                f"There is no device {self.device!r} here ({told}); choose another, as device='cpu'."
+                f"The device {self.device!r} is not available ({reason}); choose another, as device='cpu'."
             ) from None
         self.algorithm.check(self.network)
         if self.links.delay and self.mixing.period > 1:
             raise PerronError(
-                f"{self.mixing!r} has {self.mixing.period} graphs in turn: a message that is late would arrive on a link that is "
-                "not there any more. Give one graph, or delay=0."
+                f"{self.mixing!r} has {self.mixing.period} graphs in turn: a late message would arrive on a link that no longer "
+                "exists. Give one graph, or delay=0."
             )
         if self.links and not self.algorithm.about.robust:
             warnings.warn(
@@ -91,27 +92,27 @@ class Simulation:
 
     @cached_property
     def network(self) -> Network:
-        """The network's facts."""
+        """Spectral facts of the network, computed once."""
         return Network(self.mixing)
 
     @cached_property
-    def links(self) -> Links:
-        """How reliable links are."""
-        return Links(loss=self.loss, delay=self.delay, repeats=self.repeats)
+    def links(self) -> LinkFaults:
+        """The faults of the links."""
+        return LinkFaults(loss=self.loss, delay=self.delay, repeats=self.repeats)
 
     @cached_property
     def numbers(self) -> list[int]:
-        """The numbers of the trials."""
+        """The indices of the trials."""
         return list(range(self.trials)) if isinstance(self.trials, int) else [int(number) for number in self.trials]
 
     @property
     def precision(self) -> torch.dtype:
-        """The given one, or the problem's own."""
+        """The precision: the given one, or that of the problem."""
         return self.dtype or self.problem.dtype
 
     @cached_property
     def rate(self) -> LearningRate:
-        """The step size: the given one, or the algorithm's default."""
+        """The learning rate: the given one, or the algorithm's default step."""
         if self.lr is not None:
             return self.lr
         if self.problem.smoothness is None:
@@ -119,9 +120,9 @@ class Simulation:
         return self.algorithm.default_lr(self.network, self.problem.smoothness)
 
     def iterates(self, steps: int) -> Iterator[Snapshot]:
-        """Snapshots after 0, 1, ..., ``steps`` steps, for people who want their own loop.
+        """Yield snapshots after 0, 1, ..., ``steps`` steps, for loops of your own.
 
-        Of a problem that is kept in place, as `Neural`, a snapshot lasts until the next: clone what you want to keep.
+        The state of a large model is updated in place: clone what has to last until after the next step.
         """
         running = Running(self)
         yield running.snapshot()
@@ -130,7 +131,7 @@ class Simulation:
             yield running.snapshot()
 
     def first(self) -> Tensor:
-        """Where all nodes of all trials start."""
+        """Return the initial models of all nodes and trials."""
         start = self.problem.start() if self.start is None else self.start
         shape = (len(self.numbers), self.problem.nodes, self.problem.dim)
         try:
@@ -143,81 +144,110 @@ class Simulation:
 
 
 class Running:
-    """A simulation under way: where it is, and all that decides how it goes on."""
+    """A simulation in progress.
 
-    def __init__(self, simulation: Simulation) -> None:
+    Args:
+        simulation: what is run.
+        keep_previous: whether snapshots need the state before the step; block by block, that costs a copy.
+    """
+
+    def __init__(self, simulation: Simulation, *, keep_previous: bool = False) -> None:
         one, dtype, device = simulation, simulation.precision, simulation.device
-        self.simulation, self.problem = one, one.problem.to(dtype=dtype, device=device)
+        self.simulation, self.problem, self.keep_previous = (
+            one,
+            one.problem.to(dtype=dtype, device=device),
+            keep_previous,
+        )
         self.inner = SimulatedNode(one.mixing, trials=one.numbers, seed=one.seed, dtype=dtype, device=device)
         self.random = Keyed(one.seed, trials=one.numbers, nodes=self.inner.nodes, stream=NOISE, device=device)
         self.step = self.draws = 0
         self.lr: float | Tensor = 0.0
         self.previous: Any = None
         self.grads: list[Tensor] = []
+        self.unreliable = Unreliable(self.inner, one.links) if one.links else None
+        self.node: Node = self.unreliable or self.inner
+        if one.wire:
+            self.node = Quantized(self.node, one.wire)
+        self.traffic = Traffic(0, 0, 0, 0)
+        self._per_step: Traffic | None = None
         first = one.first()
-        # Losses and rounding look at whole vectors, and so may the algorithm.
-        whole = bool(one.links or one.wire) or not one.algorithm.coordinatewise
-        parts = stripes(first, first.shape[-1] if whole else None)
-        wire = {"bf16": 2, "int8": 1, None: None}[one.wire]
-        self.node = Counting(self._wrapped(self.inner), wire=wire, stands_for=(parts[0].stop, first.shape[-1]))
-        self.stripes = None
-        if self.problem.in_place:
-            self.stripes = Stripes(one.algorithm, first, self.node, others=self.inner, width=parts[0].stop)
-        self.state = self.stripes.state if self.stripes else one.algorithm.init(first, self.node)
+        self.blockwise = self._blockwise(first) if first.numel() > _blockwise.LARGE else None
+        self.state = self.blockwise.state if self.blockwise else one.algorithm.init(first, self.node)
 
-    def _wrapped(self, inner: Node) -> Node:
-        self.links = Unreliable(inner, self.simulation.links) if self.simulation.links else None
-        inner = self.links or inner
-        return Quantized(inner, self.simulation.wire) if self.simulation.wire else inner
+    def _blockwise(self, first: Tensor) -> Blockwise:
+        width = first.shape[-1]
+        # Losses and rounding act on whole vectors, and so may the algorithm.
+        if self.node is self.inner and separable(self.simulation.algorithm, first, self.inner):
+            width = blocks(first)[0].stop
+        return Blockwise(self.simulation.algorithm, first, self.node, width)
 
     def advance(self) -> None:
-        """One step."""
+        """Do one step."""
         self.inner.step, self.lr, self.grads = self.step, rate_at(self.simulation.rate, self.step), []
-        if self.stripes is None:
+        node = self.node if self._per_step is not None else self._counting()
+        if self.blockwise is None:
             self.previous = self.state
-            self.state = advance(self.simulation.algorithm, self.state, self.node, self.lr, self._gradient)
+            self.state = advance(self.simulation.algorithm, self.state, node, self.lr, self._gradient)
         else:
-            self.stripes.advance(self.lr, self._gradient)
-            self.state = self.stripes.state
+            self.previous = type(self.state)(*(value.clone() for value in self.state)) if self.keep_previous else None
+            self.blockwise.advance(self.lr, self._gradient_into, node)
+            self.state = self.blockwise.state
         self.step += 1
+        if isinstance(node, Counting):
+            self._per_step = Traffic(*node.messages.values(), *node.bytes.values())
+        if self._per_step is not None:
+            self.traffic = Traffic(*map(add, self.traffic, self._per_step))
 
-    def _gradient(self, point: Tensor, out: Tensor | None = None) -> Tensor:
-        place = {} if out is None else {"out": out}
-        grad = self.problem.grad(point, self.draws, self.random, **place)
+    def _counting(self) -> Counting:
+        """A node that counts what one step sends; every step sends the same."""
+        wire = {"bf16": 2, "int8": 1, None: None}[self.simulation.wire]
+        block = (self.blockwise.blocks[0].stop, self.simulation.problem.dim) if self.blockwise else (0, 0)
+        return Counting(self.node, wire=wire, block=block)
+
+    def _gradient(self, point: Tensor) -> Tensor:
+        self.grads.append(self.problem.grad(point, self.draws, self.random))
         self.draws += 1
-        self.grads.append(grad)
-        return grad
+        return self.grads[-1]
+
+    def _gradient_into(self, point: Tensor, out: Tensor) -> Tensor:
+        self.grads.append(self.problem.grad_into(point, self.draws, self.random, out))
+        self.draws += 1
+        return self.grads[-1]
 
     def snapshot(self) -> Snapshot:
-        """All that is known now."""
+        """Return everything that is known after the current step."""
         one = self.simulation
         previous = self.previous if self.step else None
-        facts = (self.lr, self.node, self.problem, one.algorithm, one.network)
+        facts = (self.lr, self.traffic, self.problem, one.algorithm, one.network)
         return Snapshot(self.step, self.state, previous, self.grads, *facts, notes={})
 
     def saved(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """All that is needed to go on, as tensors and as numbers. Random numbers come by seed and draw: they have no state."""
+        """Return what is needed to resume, as tensors and numbers. Keyed random numbers have no state."""
         tensors = {f"state.{name}": value for name, value in self.state._asdict().items()}
         tensors |= {f"memory.{name}": value for name, value in self.problem.memory.items()}
-        tensors |= {f"links.{name}": value for name, value in (self.links.saved() if self.links else {}).items()}
-        counts = {"messages": self.node.messages, "bytes": self.node.bytes}
-        return tensors, {"step": self.step, "draws": self.draws, "counts": counts}
+        in_transit = self.unreliable.state_dict() if self.unreliable else {}
+        tensors |= {f"links.{name}": value for name, value in in_transit.items()}
+        now = self.traffic
+        messages, size = {"pull": now.pulls, "push": now.pushes}, {"pull": now.pull_bytes, "push": now.push_bytes}
+        return tensors, {"step": self.step, "draws": self.draws, "counts": {"messages": messages, "bytes": size}}
 
     def restore(self, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
-        """Go on from what was saved."""
+        """Resume from what was saved."""
         self.step, self.draws = facts["step"], facts["draws"]
-        self.node.messages, self.node.bytes = facts["counts"]["messages"], facts["counts"]["bytes"]
-        if self.stripes is None:
+        self.traffic = Traffic(
+            *(facts["counts"][kind][side] for kind in ("messages", "bytes") for side in ("pull", "push"))
+        )
+        if self.blockwise is None:
             self.state = type(self.state)(
                 *(tensors[f"state.{name}"].to(self.simulation.device) for name in self.state._fields)
             )
         else:  # in place, so that there is no second state
             for name, value in self.state._asdict().items():
                 value.copy_(tensors[f"state.{name}"])
-        self.problem.recall(saved.part(tensors, "memory."))
-        if self.links is not None:
-            under_way = saved.part(tensors, "links.")
-            self.links.restore({name: value.to(self.simulation.device) for name, value in under_way.items()})
+        self.problem.recall(tensorfile.part(tensors, "memory."))
+        if self.unreliable is not None:
+            in_transit = tensorfile.part(tensors, "links.")
+            self.unreliable.load_state_dict({name: v.to(self.simulation.device) for name, v in in_transit.items()})
 
 
 def simulate(
@@ -241,18 +271,18 @@ def simulate(
     Args:
         problem, algorithm, mixing, lr: as in `Simulation`, which also takes the further options (trials, seed, start, dtype,
             device, loss, delay, repeats, wire).
-        steps: how many.
-        every: measure after every so many steps, or at steps spaced evenly on a logarithmic scale; by default about 200 times.
-            The start and the end are always measured.
+        steps: number of steps.
+        every: steps between two records, or ``"log"`` for records that are evenly spaced on a logarithmic scale; by default
+            about 200 records. The start and the end are always recorded.
         metrics: names from `perron.metrics.METRICS`, or functions of a `Snapshot`.
-        final_metrics: likewise, but measured after the last step only, because they take long; nan before.
-        progress: whether to show a progress bar; by default on a terminal. Or a function that is told the step and the values
-            that were measured last, about twice a second.
-        log: called with each measured step and the means of its values over trials, as ``log(step, grad_norm_sq=...)``: a
-            `perron.Log`, for example, for `perron watch`.
-        checkpoint: a file in which the run is kept; if it is there already, the run goes on from it, bit for bit. What was saved
-            before stays beside it, as FILE.before: the run goes on from there if FILE is damaged.
-        save_every: so many seconds after it was saved last, and at the end.
+        final_metrics: the same, but measured only after the last step because they take long; nan before.
+        progress: whether to show a progress bar; by default on a terminal. Or a function that is called about twice a second
+            with the step and the last measured values.
+        log: called with each recorded step and the means of its values over trials, as ``log(step, grad_norm_sq=...)``; for
+            example a `perron.Log`, for `perron watch`.
+        checkpoint: a file in which the run is saved; if it exists, the run resumes from it, bit for bit. The previous
+            save is kept as FILE.before, and the run resumes from there if FILE is damaged.
+        save_every: seconds between two saves; the end of the run is always saved.
 
     Ctrl-C ends the run and returns what was measured, with ``interrupted`` set. A run in which no trial is finite any more
     ends with a warning.
@@ -268,12 +298,14 @@ def simulate(
     if steps < 0:
         raise PerronError(f"simulate needs steps >= 0; got {steps}.")
     simulation = Simulation(problem=problem, algorithm=algorithm, mixing=mixing, lr=lr, **options)
-    running, recorder = Running(simulation), Recorder(metrics, recorded(steps, every), final_metrics)
-    keeper = None if checkpoint is None else Keeper(checkpoint, save_every, simulation, list(recorder.metrics))
+    recorder = Recorder(metrics, recorded(steps, every), final_metrics)
+    running = Running(simulation, keep_previous=recorder.needs_previous)
+    file = None if checkpoint is None else RunCheckpoint(checkpoint, save_every, simulation, list(recorder.metrics))
+    lock = nullcontext() if file is None else file.lock()
     interrupted = False
-    with _alone(checkpoint), Bar(steps, progress, algorithm.about.title, log) as bar, torch.no_grad():
+    with lock, Bar(steps, progress, algorithm.about.title, log) as bar, torch.no_grad():
         try:
-            if keeper is None or not keeper.load(running, recorder, steps):
+            if file is None or not file.load(running, recorder, steps):
                 bar.update(0, recorder.observe(running.snapshot()))
             elif running.step == steps and steps not in recorder.steps:  # it was saved just before its end
                 bar.update(steps, recorder.observe(running.snapshot()))
@@ -287,95 +319,11 @@ def simulate(
                         f"{algorithm.about.title} diverged by step {now.step}: lr is too large.", stacklevel=2
                     )
                     break
-                if keeper is not None:
-                    keeper.save(running, recorder, now_or_never=running.step == steps)
+                if file is not None:
+                    file.save(running, recorder, force=running.step == steps)
         except KeyboardInterrupt:
             interrupted = True
     return recorder.history(simulation.numbers, _about(simulation), interrupted=interrupted)
-
-
-SOME = (0, 1, 10, 100, 1000, 10_000)  # steps at which learning rates are compared
-
-
-class Keeper:
-    """Saves a run now and then, and takes it up again where it was saved last.
-
-    Args:
-        path: the file; written in full or not at all.
-        seconds: that pass between two times; more where saving takes longer than a fiftieth of them; 0 for every step.
-        simulation, metrics: what is run and measured; the file of another run is refused.
-    """
-
-    def __init__(self, path: str | Path, seconds: float, simulation: Simulation, metrics: list[str]) -> None:
-        self.path, self.seconds, self.last = Path(path), seconds, time.monotonic()
-        self.began = self.last  # less what it took before it was taken up again
-        self.whole = True  # of the file that is there: a damaged one is not worth being kept
-        if not self.path.parent.is_dir() or self.path.is_dir():
-            raise FileError(
-                f"checkpoint={path} cannot be a file: make the directory {self.path.parent}, or choose another."
-            )
-        rates = [torch.as_tensor(rate_at(simulation.rate, step)).tolist() for step in SOME]
-        facts = {
-            "algorithm": simulation.algorithm.description, "network": simulation.mixing.fingerprint, "lr": rates,
-            "problem": simulation.problem.fingerprint(), "trials": simulation.numbers, "seed": simulation.seed,
-            "start": saved.digest([simulation.first()]), "precision": str(simulation.precision), "links": vars(simulation.links),
-            "wire": simulation.wire, "metrics": metrics,
-        }  # fmt: skip
-        self.facts = json.loads(json.dumps(facts))
-
-    def load(self, running: Running, recorder: Recorder, steps: int) -> bool:
-        """Whether there was something to go on from."""
-        if not self.path.exists():
-            return False
-        try:
-            tensors, facts, wrong = saved.latest(self.path)
-        except FileError as error:
-            self.whole = False
-            warnings.warn(f"{error} The run starts anew.", stacklevel=3)
-            return False
-        if not isinstance(facts.get("run"), dict):
-            raise FileError(f"{self.path} holds no run of perron.simulate. Remove it, or choose another file.")
-        if wrong:
-            self.whole = False
-            warnings.warn(
-                f"{wrong} The run goes on from {saved.before(self.path)}, step {facts['step']}.", stacklevel=3
-            )
-        if differ := [key for key, value in self.facts.items() if facts["run"].get(key) != value]:
-            raise PerronError(
-                f"{self.path} was saved by another run: it differs in {', '.join(differ)}. Remove it, or choose another file."
-            )
-        if facts["step"] > steps:
-            raise PerronError(
-                f"{self.path} is at step {facts['step']} already; ask for more steps than {steps}, or choose another file."
-            )
-        running.restore(tensors, facts)
-        recorder.restore(tensors)
-        self.began -= facts.get("seconds", 0.0)
-        return True
-
-    def save(self, running: Running, recorder: Recorder, *, now_or_never: bool) -> None:
-        """Save it, if it is time."""
-        began = time.monotonic()
-        if began - self.last < self.seconds and not now_or_never:
-            return
-        tensors, facts = running.saved()
-        facts |= {"run": self.facts, "seconds": began - self.began}
-        try:
-            saved.write(self.path, tensors | recorder.saved(), facts, keep=self.whole)
-            self.whole = True
-        except FileError as error:
-            warnings.warn(f"{error} The run goes on without being saved.", stacklevel=3)
-        self.last = time.monotonic()
-        if self.seconds:
-            self.seconds = max(self.seconds, 50 * (self.last - began))
-
-
-def _alone(checkpoint: str | Path | None) -> AbstractContextManager[None]:
-    """Nobody else keeps a run in this file meanwhile."""
-    place = None if checkpoint is None else Path(f"{checkpoint}{LOCK}")
-    return exclusive_lock(
-        place, f"Another process keeps a run in {checkpoint}", "wait for it, end it, or choose another file"
-    )
 
 
 def _about(simulation: Simulation) -> dict[str, Any]:

@@ -215,7 +215,7 @@ def _gradient_estimates(
 ) -> tuple[dict[str, Any], dict[str, str]]:
     """noise_var, heterogeneity and grad_norm_sq with their errors, and how they were made."""
     nodes, dim = problem.nodes, problem.dim
-    chunk = 1 if problem.in_place else max(1, CHUNK // (nodes * dim))
+    chunk = 1 if isinstance(problem, Neural) else max(1, CHUNK // (nodes * dim))
 
     def stochastic() -> Iterator[Tensor]:
         for first in range(0, draws, chunk):

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from perron.algorithms.node import Handle, Node, Ready, Side
+from perron.algorithms.node import Handle, Node, NodeLinks, Ready, Side
 from perron.errors import PerronError
 from perron.networks.facts import Network
 
@@ -31,12 +31,6 @@ class MatrixNode(Node):
     def unit(self) -> Tensor:
         return torch.eye(self.nodes, dtype=torch.float64)
 
-    @property
-    def push_share(self) -> Tensor:
-        if self.share is None:
-            raise PerronError("This network has no push matrix, hence no n pi_B.")
-        return self.share[:, None]
-
     def _matrix(self, side: Side) -> Tensor:
         matrices = self.pulls if side == "pull" else self.pushes
         return matrices[self.step % len(matrices)]
@@ -54,28 +48,17 @@ class MatrixNode(Node):
         self.drew = True
         return self.pattern[:, None]
 
-    def self_weight(self, side: Side) -> Tensor:
-        return self._matrix(side).diagonal()[:, None]
+    def links(self, side: Side) -> NodeLinks:
+        if side == "pull" or self.share is None:
+            raise PerronError("This network has no push matrix, hence no n pi_B.")
+        return _MatrixLinks(self.share)
 
-    def _links(self, side: Side) -> tuple[Tensor, Tensor, Tensor]:
-        """Targets, sources and weights of all links."""
-        matrix = self._matrix(side)
-        targets, sources = torch.nonzero(matrix - torch.diag(matrix.diagonal()), as_tuple=True)
-        return targets, sources, matrix[targets, sources]
 
-    def hear(self, side: Side, x: Tensor) -> Handle:
-        return Ready(x[..., self._links(side)[1], :])
+class _MatrixLinks(NodeLinks):
+    """Gives n pi_B only: theory covers reliable links, and needs no single ones."""
 
-    def inward(self, side: Side, x: Tensor) -> Tensor:
-        return x[..., self._links(side)[0], :]
-
-    def weigh(self, side: Side, heard: Tensor) -> Tensor:
-        targets, _, weights = self._links(side)
-        total = heard.new_zeros((*heard.shape[:-2], self.nodes, heard.shape[-1]))
-        return total.index_add(-2, targets, weights[:, None] * heard)
-
-    def chances(self, side: Side, size: int) -> Tensor:  # noqa: ARG002
-        raise PerronError("theory covers reliable links only; measure unreliable ones with `simulate`.")
+    def __init__(self, share: Tensor) -> None:
+        self.share = share[:, None]
 
 
 def matrix_node(network: Network) -> MatrixNode:

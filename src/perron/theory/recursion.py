@@ -29,7 +29,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from perron.algorithms.base import Algorithm, advance, check_matrices
+from perron.algorithms.base import Algorithm, advance
+from perron.algorithms.requirements import check_matrices
 from perron.errors import PerronError
 from perron.networks.facts import Network
 from perron.networks.mixing import Mixing

@@ -1,0 +1,197 @@
+"""Nodes around a node: they count, record or round what passes through."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from perron.algorithms.node import Handle, Node, NodeLinks, Ready, Side
+from perron.errors import PerronError
+
+FULL_PRECISION = "Algorithms for unreliable links send running sums, in full precision; pass wire=None."
+
+
+class Wrapper(Node):
+    """A node that delegates everything to another; subclasses override what they change."""
+
+    def __init__(self, node: Node) -> None:
+        self.node = node
+        self.nodes = node.nodes
+
+    @property
+    def step(self) -> int:  # type: ignore[override]
+        return self.node.step
+
+    @property
+    def unit(self) -> Tensor:
+        return self.node.unit
+
+    def pull(self, x: Tensor) -> Handle:
+        return self.node.pull(x)
+
+    def push(self, y: Tensor) -> Handle:
+        return self.node.push(y)
+
+    def mean(self, x: Tensor) -> Handle:
+        return self.node.mean(x)
+
+    def uniform(self) -> Tensor:
+        return self.node.uniform()
+
+    def links(self, side: Side) -> NodeLinks:
+        return self.node.links(side)
+
+
+class LinksWrapper(NodeLinks):
+    """Links that delegate everything to others; subclasses override what they change."""
+
+    def __init__(self, links: NodeLinks) -> None:
+        self.links = links
+
+    @property
+    def self_weight(self) -> Tensor:  # type: ignore[override]
+        return self.links.self_weight
+
+    @property
+    def share(self) -> Tensor:  # type: ignore[override]
+        return self.links.share
+
+    def receive(self, x: Tensor) -> Handle:
+        return self.links.receive(x)
+
+    def latest(self, x: Tensor, before: Tensor) -> Handle:
+        return self.links.latest(x, before)
+
+    def broadcast(self, x: Tensor) -> Tensor:
+        return self.links.broadcast(x)
+
+    def reduce(self, messages: Tensor) -> Tensor:
+        return self.links.reduce(messages)
+
+    def uniform(self, size: int) -> Tensor:
+        return self.links.uniform(size)
+
+
+class RecordedExchange(Handle):
+    """An exchange that was recorded.
+
+    Attributes:
+        verb: pull, push or mean.
+        sent: the vector that was sent.
+        waited: whether the algorithm has waited for it.
+    """
+
+    def __init__(self, verb: str, sent: Tensor, handle: Handle) -> None:
+        self.verb, self.sent, self.waited, self._handle = verb, sent, False, handle
+
+    def wait(self) -> Tensor:
+        self.waited = True
+        return self._handle.wait()
+
+
+class Recording(Wrapper):
+    """Records every exchange, in order, in ``exchanges``."""
+
+    def __init__(self, node: Node) -> None:
+        super().__init__(node)
+        self.exchanges: list[RecordedExchange] = []
+
+    @property
+    def verbs(self) -> list[tuple[str, int]]:
+        """The name of each exchange, and the length of the vector that was sent."""
+        return [(one.verb, one.sent.shape[-1]) for one in self.exchanges]
+
+    def record(self, verb: str, x: Tensor, handle: Handle) -> Handle:
+        """Record one exchange."""
+        self.exchanges.append(RecordedExchange(verb, x, handle))
+        return self.exchanges[-1]
+
+    def pull(self, x: Tensor) -> Handle:
+        return self.record("pull", x, self.node.pull(x))
+
+    def push(self, y: Tensor) -> Handle:
+        return self.record("push", y, self.node.push(y))
+
+    def mean(self, x: Tensor) -> Handle:
+        return self.record("mean", x, self.node.mean(x))
+
+    def links(self, side: Side) -> NodeLinks:
+        return _RecordingLinks(self.node.links(side), self, side)
+
+
+class _RecordingLinks(LinksWrapper):
+    def __init__(self, links: NodeLinks, recording: Recording, side: Side) -> None:
+        super().__init__(links)
+        self._recording, self._side = recording, side
+
+    def latest(self, x: Tensor, before: Tensor) -> Handle:
+        return self._recording.record(self._side, x, self.links.latest(x, before))
+
+
+class Counting(Recording):
+    """Counts the messages and bytes that each edge carries.
+
+    A pull sends one message along each edge of the pull graph, a push along each edge of the push graph; trials are counted
+    as one network.
+
+    Args:
+        node: the node whose exchanges are counted.
+        wire: bytes of one number on the wire; those of the tensor if None.
+        block: two lengths; vectors of the first length stand for vectors of the second, of which they are a block.
+
+    Attributes:
+        messages, bytes: per edge, for each side.
+    """
+
+    def __init__(self, node: Node, *, wire: int | None = None, block: tuple[int, int] = (0, 0)) -> None:
+        super().__init__(node)
+        self.wire, self.block = wire, block
+        self.messages: dict[Side, int] = {"pull": 0, "push": 0}
+        self.bytes: dict[Side, int] = {"pull": 0, "push": 0}
+
+    def record(self, verb: str, x: Tensor, handle: Handle) -> Handle:
+        """Count one exchange; averages do not travel along edges."""
+        if verb != "mean":
+            side: Side = "pull" if verb == "pull" else "push"
+            part, whole = self.block
+            self.messages[side] += 1
+            self.bytes[side] += (whole if x.shape[-1] == part else x.shape[-1]) * (self.wire or x.element_size())
+        return handle
+
+
+class Quantized(Wrapper):
+    """Messages with few bits: bf16 (truncated floats) or int8 (a scale for each message, 255 levels).
+
+    A node's own share stays exact. What rounding takes from a push stays with the sender, so that mass is conserved to the
+    last bit of the full format.
+    """
+
+    def __init__(self, node: Node, wire: Literal["bf16", "int8"] = "bf16") -> None:
+        super().__init__(node)
+        if wire not in ("bf16", "int8"):
+            raise PerronError(f"Quantized supports the wires 'bf16' and 'int8'; got {wire!r}.")
+        self.wire = wire
+
+    def _rounded(self, x: Tensor) -> Tensor:
+        if self.wire == "bf16":
+            return x.to(torch.bfloat16).to(x.dtype)
+        scale = x.abs().amax(-1, keepdim=True).clamp_min(torch.finfo(x.dtype).tiny) / 127
+        return (x / scale).round() * scale
+
+    def pull(self, x: Tensor) -> Handle:
+        sent = self._rounded(x)
+        return Ready(self.node.pull(sent).wait() + self.node.links("pull").self_weight * (x - sent))
+
+    def push(self, y: Tensor) -> Handle:
+        sent = self._rounded(y)
+        return Ready(self.node.push(sent).wait() + (y - sent))
+
+    def links(self, side: Side) -> NodeLinks:
+        return _QuantizedLinks(self.node.links(side))
+
+
+class _QuantizedLinks(LinksWrapper):
+    def latest(self, x: Tensor, before: Tensor) -> Handle:
+        raise PerronError(FULL_PRECISION)
