@@ -78,7 +78,7 @@ def wrapped(n):
     for name in ("push_pull", "robust_push_pull", "add_opt"):
         for network in ("directed", "two graphs"):
             for case, options in links.items():
-                wrap = partial(Unreliable, links=Links(**options))
+                wrap = partial(Unreliable, faults=Links(**options))
                 found[f"{name}, {network}, {case}"] = (name, networks(n)[network], wrap, options)
     return found
 
