@@ -120,7 +120,7 @@ def test_distinct_numbers_are_distinct_uniform_and_the_same_everywhere():
         kernels.distinct(random.keys[2, 3], draw, 10, rows, seen)
         assert rows.tolist() == expected
         assert not seen.any()
-    with pytest.raises(ValueError, match="1 to 3 different"):
+    with pytest.raises(ValueError, match="1 to 3 distinct"):
         random.distinct(0, 4, 3)
 
 
