@@ -111,3 +111,18 @@ def average_buffers(buffers: dict[str, Tensor], weights: Tensor | None = None) -
             averages[name] += mean((partner.double() - mean(partner)).square())
         averages[name] = averages[name].to(stacked.dtype)
     return averages
+
+
+def vector(model: nn.Module) -> Tensor:
+    """Return a module's trainable parameters as one vector."""
+    return torch.cat([param.detach().reshape(-1) for param in model.parameters() if param.requires_grad])
+
+
+def locate_buffers(model: nn.Module) -> dict[str, tuple[nn.Module, str]]:
+    """Return the module and the key of every buffer, by its name."""
+    return {
+        f"{path}.{key}" if path else key: (module, key)
+        for path, module in model.named_modules()
+        for key, buffer in module._buffers.items()
+        if buffer is not None
+    }

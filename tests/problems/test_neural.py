@@ -17,6 +17,7 @@ from torch.nn.functional import cross_entropy
 
 from perron import ALGORITHMS, FOCUS, ConstrainedPushPull, Mixing, Network, PerronError, PushPull, Simulation, simulate
 from perron import schedules as schedule
+from perron._modules import vector
 from perron._storage import tensorfile as saved
 from perron.data import datasets as data
 from perron.data import models, partition
@@ -25,7 +26,6 @@ from perron.data.datasets import Images
 from perron.networks import topologies  # fmt: skip
 from perron.problems import Neural, Quadratic
 from perron.problems._stacked import Stacked
-from perron.problems.neural import vector
 from perron.random import NOISE, Keyed
 from perron.simulation import metrics
 from perron.simulation.simulator import Running

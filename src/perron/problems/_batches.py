@@ -1,4 +1,4 @@
-"""Which samples a node looks at in which step."""
+"""Minibatches by key: which samples a node uses in which step."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ ORDERS = 1  # the stream of random numbers
 
 
 class Batches:
-    """Minibatches of each node's own samples, named by (seed, trial, node, draw): there is no position to save.
+    """Minibatches of each node's own samples, determined by (seed, trial, node, draw): there is no position to save.
 
     Args:
-        parts: for each node, the numbers of its samples.
-        size: samples in a batch.
-        sampling: ``"epochs"``: in a random order, then in another, and so on, so that every sample comes once in each epoch; a
-            batch may end one and begin the next. ``"replacement"``: every sample of every batch is drawn anew.
-        longest: the number of samples of the node that has most, if that is not among these.
+        parts: for each node, the indices of its samples.
+        size: samples per batch.
+        sampling: ``"epochs"``: samples are shuffled once per epoch, and each occurs once in it; a batch may end one epoch and
+            begin the next. ``"replacement"``: every sample of every batch is drawn independently.
+        longest: the largest number of samples of any node, if that node is not among these.
     """
 
     def __init__(

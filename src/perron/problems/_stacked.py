@@ -27,7 +27,7 @@ class Stacked:
 
     @classmethod
     def of(cls, model: nn.Module, inputs: int) -> Stacked | None:
-        """Of a model for inputs with so many axes (the batch is one), if it is such a chain; None otherwise."""
+        """Return the stacked form of a model for inputs with this number of axes, batch included; None if it is no such chain."""
         if type(model) is not nn.Sequential or any(map(_watched, model.modules())):
             return None
         layers = list(model)

@@ -1,6 +1,6 @@
-"""What is minimised: f(x) = (1/n) sum_i f_i(x), each node i holding its own f_i.
+"""The interface of a problem: minimize f(x) = (1/n) sum_i f_i(x), where node i holds f_i.
 
-A user's own problem is a small class with `grad` and, for what is to be measured, `local_grads`, `loss` and `optimum`.
+A problem of your own is a small class with `local_grads`, `loss`, and `grad` if gradients are noisy.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ class Problem(ABC):
         smoothness: L, a Lipschitz constant of all local gradients.
         strong_convexity: mu of the average.
         noise_std: sigma, with E|noise|^2 = sigma^2 for each node's gradient.
-        optimum: the minimiser of f, ``(d,)``.
-        dtype: the precision it is meant for.
+        optimum: the minimizer of f, ``(d,)``.
+        dtype: default precision.
         batch_losses: of the last `grad`, the loss of each node on its minibatch, ``(..., n)``; None where not known.
     """
 
@@ -75,16 +75,16 @@ class Problem(ABC):
 
     @property
     def memory(self) -> dict[str, Tensor]:
-        """What nodes keep besides the model from gradient to gradient, as BatchNorm's statistics; saved with a run."""
+        """State of the nodes besides the model, such as BatchNorm's statistics; it is saved with a run."""
         return {}
 
     def recall(self, memory: dict[str, Tensor]) -> None:
-        """Go on with what was saved."""
+        """Restore what `memory` returned."""
         if memory:
-            raise PerronError(f"{type(self).__name__} keeps nothing, but {', '.join(memory)} was saved.")
+            raise PerronError(f"{type(self).__name__} has no memory, but {', '.join(memory)} was saved.")
 
     def fingerprint(self) -> dict[str, Any]:
-        """What sets the problem apart from others, for checkpoints: its numbers, and a hash of its tensors."""
+        """Return what identifies the problem in checkpoints: its numbers, and a hash of its tensors."""
         own = sorted(vars(self).items())
         facts = {name: value for name, value in own if isinstance(value, int | float | str)}
         found = [one for _, value in own for one in (value if isinstance(value, list | tuple) else [value])]
@@ -144,15 +144,15 @@ class Problem(ABC):
         return None if each is None else each.mean(0)
 
     def to(self, *, dtype: torch.dtype, device: torch.device | str) -> Problem:
-        """The same problem in another precision or on another device; override where there are tensors to move."""
+        """Return the problem in another precision or on another device; override where there are tensors to move."""
         return self
 
     def of_node(self, number: int) -> Problem:
-        """The part of one node, as a problem with a single node; for processes, each of which has its own."""
+        """Return the part of one node as a problem with a single node, for processes."""
         raise PerronError(
             f"{type(self).__name__} does not say what belongs to a single node: override of_node(number)."
         )
 
     def start(self) -> Tensor:
-        """Where runs start unless told otherwise, ``(n, d)``: all nodes at zero."""
+        """Return the initial models ``(n, d)``: zero for all nodes unless overridden."""
         return torch.zeros(self.nodes, self.dim, dtype=torch.float64)

@@ -1,4 +1,4 @@
-"""Any differentiable function as a problem: write the loss of one node, torch does the rest."""
+"""A problem from any differentiable function: the loss of one node, differentiated by torch."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from torch.func import grad, vmap
 
+from perron.errors import PerronError
 from perron.problems.base import Problem
 from perron.random import Keyed
 
@@ -20,8 +21,8 @@ class LocalLoss(Problem):
             ``batch``, it is the mean over the samples that it is given.
         data: tensors whose first axis is the node; with ``batch``, the second axis is the sample.
         dim: d.
-        batch: stochastic gradients on so many samples, drawn uniformly with replacement for each node and step; None for
-            exact gradients.
+        batch: samples per stochastic gradient, drawn uniformly with replacement for each node and step; None for exact
+            gradients.
         smoothness: L, if known, for default steps.
 
     Example, least squares with minibatches of 10:
@@ -48,11 +49,11 @@ class LocalLoss(Problem):
         smoothness: float | None = None,
     ) -> None:
         if not data or len({part.shape[0] for part in data}) != 1:
-            raise ValueError(
+            raise PerronError(
                 f"LocalLoss needs data with the same number of nodes first; got {[tuple(p.shape) for p in data]}."
             )
         if batch is not None and (batch < 1 or len({part.shape[1:2] for part in data}) != 1 or data[0].ndim < 2):
-            raise ValueError(
+            raise PerronError(
                 f"With batch={batch}, LocalLoss needs batch >= 1 and data of shape (nodes, samples, ...); got "
                 f"{[tuple(p.shape) for p in data]}."
             )
@@ -63,23 +64,19 @@ class LocalLoss(Problem):
         self._losses = vmap(loss, in_dims=(None, *[0] * len(data)))
 
     def to(self, *, dtype: torch.dtype, device: torch.device | str) -> LocalLoss:
-        """The same problem in another precision or on another device."""
         moved = LocalLoss(self._loss, self.data, dim=self.dim, batch=self.batch, smoothness=self.smoothness)
         moved.data = tuple(p.to(device=device, dtype=dtype if p.is_floating_point() else None) for p in self.data)
         return moved
 
     def of_node(self, number: int) -> LocalLoss:
-        """One node's data."""
         mine = [part[number : number + 1] for part in self.data]
         return LocalLoss(self._loss, mine, dim=self.dim, batch=self.batch, smoothness=self.smoothness)
 
     def local_grads(self, x: Tensor) -> Tensor:
-        """Over all samples."""
         flat = x.reshape(-1, self.nodes, self.dim)
         return torch.stack([self._grads(point, *self.data) for point in flat]).view_as(x)
 
     def grad(self, x: Tensor, draw: int, random: Keyed) -> Tensor:
-        """Over a minibatch of each node in each trial."""
         if self.batch is None:
             return self.local_grads(x)
         rows = random.integers(draw, self.batch, self.data[0].shape[1])  # (trials, n, batch)
@@ -88,6 +85,5 @@ class LocalLoss(Problem):
         return vmap(self._grads)(x, *parts)
 
     def loss(self, x: Tensor) -> Tensor:
-        """The average over the nodes, at common points."""
         flat = x.reshape(-1, self.dim)
         return torch.stack([self._losses(point, *self.data).mean() for point in flat]).view(x.shape[:-1])

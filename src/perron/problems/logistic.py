@@ -115,11 +115,9 @@ class Logistic(Problem):
         )
 
     def start(self) -> Tensor:
-        """All nodes at zero, or as given."""
         return super().start() if self._start is None else self._start
 
     def to(self, *, dtype: torch.dtype, device: torch.device | str) -> Logistic:
-        """The same problem on another device. Samples keep their precision; gradients come in that of the point."""
         if torch.device(device) == self.rows.device:
             return self
         moved = object.__new__(Logistic)
@@ -127,14 +125,12 @@ class Logistic(Problem):
         return moved
 
     def of_node(self, number: int) -> Logistic:
-        """One node's samples."""
         labels = torch.ones(self.samples, dtype=self.rows.dtype)  # rows are y h already
         start = None if self._start is None else self._start[number : number + 1]
         options = {"nodes": 1, "batch": self.batch, "regularization": self.regularization, "compiled": self.compiled}
         return Logistic(self.rows[number], labels, start=start, **options)  # type: ignore[arg-type]
 
     def grad(self, x: Tensor, draw: int, random: Keyed) -> Tensor:
-        """Over a minibatch of each node in each trial."""
         if self.batch is None or self.batch == self.samples:
             return self.local_grads(x)
         if self.compiled:
@@ -149,7 +145,6 @@ class Logistic(Problem):
         return self._regularized(_mean_grad(self.rows[node, picks].to(x.dtype), x), x)
 
     def local_grads(self, x: Tensor) -> Tensor:
-        """Over all samples of each node."""
         if self.compiled:
             from perron.problems._kernels import local_grads
 
@@ -164,7 +159,6 @@ class Logistic(Problem):
         return self._regularized(total.permute(2, 0, 1) / self.samples, x)
 
     def loss(self, x: Tensor) -> Tensor:
-        """f at common points."""
         total = torch.zeros(x.shape[:-1], dtype=x.dtype, device=x.device)
         for rows in self._chunks(x.dtype):
             total += softplus(-(x @ rows.mT)).sum(-1)
@@ -172,7 +166,6 @@ class Logistic(Problem):
         return total / (self.nodes * self.samples) + self.regularization * (square / (1 + square)).sum(-1)
 
     def hessian(self, x: Tensor) -> Tensor:
-        """The second derivative of f at one point, ``(d, d)``."""
         total = torch.zeros(self.dim, self.dim, dtype=x.dtype, device=x.device)
         for rows in self._chunks(x.dtype):
             weight = torch.sigmoid(rows @ x)
@@ -180,7 +173,6 @@ class Logistic(Problem):
         return total / (self.nodes * self.samples) + self._bent(x).diag()
 
     def local_hessians(self, x: Tensor) -> Tensor:
-        """The second derivatives of the local losses at one point, ``(n, d, d)``."""
         total = torch.zeros(self.nodes, self.dim, self.dim, dtype=x.dtype, device=x.device)
         for rows in self._shares(x.dtype):
             weight = torch.sigmoid(rows @ x)

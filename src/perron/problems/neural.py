@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from perron._modules import LossAt, average_buffers
+from perron._modules import LossAt, average_buffers, locate_buffers, vector
 from perron._registry import lookup
 from perron._storage.tensorfile import digest
 from perron.data import augment as augmentations
@@ -20,6 +20,7 @@ from perron.data.datasets import Images
 from perron.data.partition import deal
 from perron.errors import PerronError
 from perron.problems._batches import Batches
+from perron.problems._samples import check_model, check_samples, normalization
 from perron.problems._stacked import Stacked
 from perron.problems.base import Problem
 from perron.random import Keyed
@@ -29,15 +30,15 @@ CHUNK = 1000  # samples that are evaluated at a time
 
 
 class Neural(Problem):
-    """f_i(x) = the mean loss over node i's samples of a network whose parameters are the vector x.
+    """A neural network: f_i(x) is the mean loss over the samples of node i, with the network's parameters x.
 
-    The parameters of all nodes are one tensor ``(..., n, P)``. Networks that are a chain of linear layers and activations are
-    computed for all nodes at once, with batched products (`Stacked`); for all others the module's parameters become views of one
-    node's row after the other, and gradients are summed up in their place by autograd: nothing is flattened, stacked or copied.
+    The parameters of all nodes are one tensor ``(..., n, P)``. Chains of linear layers and activations are computed for all nodes
+    at once, with batched products (`Stacked`). For other networks the parameters of the module become views of one node's row
+    after the other, and autograd accumulates the gradients in place: nothing is flattened, stacked or copied.
 
-    Buffers, as BatchNorm's statistics, are each node's own; an averaged model has averaged statistics. Models are evaluated in
-    eval mode. The data stay in memory as they are (bytes, if images); a batch becomes numbers of mean 0 and standard deviation
-    1, as measured on the training images, channel by channel.
+    Buffers, such as BatchNorm's statistics, belong to each node; an averaged model has averaged statistics. Models are evaluated
+    in eval mode. Data stay in memory as they are (bytes for images); batches are normalized per channel to mean 0 and standard
+    deviation 1, as measured on the training images.
 
     Args:
         model: a network for a batch of inputs; copied. Its trainable parameters are x.
@@ -45,12 +46,12 @@ class Neural(Problem):
         parts: for each node, the indices of its training samples; see `perron.data.partition`.
         batch: samples of each node for a stochastic gradient; None for all (exact gradients).
         loss: ``(outputs, targets) -> mean over the samples``.
-        sampling: ``"epochs"``: each node goes through its samples in a random order, then in another, and so on;
-            ``"replacement"``: every sample of every batch is drawn anew.
-        augment: how images are changed at random in training.
+        sampling: ``"epochs"``: each node shuffles its samples once per epoch; ``"replacement"``: every sample of every batch is
+            drawn independently.
+        augment: random augmentation of training images.
         weight_decay: this times x is added to the gradients (not to the loss).
-        start: where runs start, ``(P,)`` or ``(n, P)``; the model's own parameters, on all nodes, if None.
-        evaluate: for the training loss, take so many samples (always the same ones) instead of all.
+        start: initial parameters, ``(P,)`` or ``(n, P)``; those of the model, on all nodes, if None.
+        evaluate: number of samples for the training loss, always the same ones; all if None.
 
     Example:
         >>> import perron
@@ -77,7 +78,7 @@ class Neural(Problem):
         start: Tensor | None = None,
         evaluate: int | None = None,
     ) -> None:
-        _check(data, parts, batch, sampling, evaluate)
+        check_samples(data, parts, batch, sampling, evaluate)
         self.model, self.batch, self.sampling, self.augment = deepcopy(model), batch, sampling, augment
         labels, test_labels = (
             part if part.is_floating_point() else part.long() for part in (data.labels, data.test_labels)
@@ -85,7 +86,7 @@ class Neural(Problem):
         self.data = data._replace(labels=labels, test_labels=test_labels)
         self.parts = [torch.as_tensor(part, dtype=torch.int64) for part in parts]
         self.weight_decay, self.evaluate = weight_decay, evaluate
-        # Parts of a model that is trained may be left in eval mode, as BatchNorm that is frozen.
+        # Parts of a model in training may be in eval mode, such as frozen BatchNorm.
         self._evaluating = [name for name, module in model.named_modules() if not module.training and model.training]
         self._loss = loss
         self._params = [param for param in self.model.parameters() if param.requires_grad]
@@ -93,7 +94,7 @@ class Neural(Problem):
             raise PerronError(f"None of the parameters of {type(model).__name__} requires a gradient.")
         self._sizes = [param.numel() for param in self._params]
         self.nodes, self.dim = len(self.parts), sum(self._sizes)
-        self._longest = max(len(part) for part in self.parts)  # of all nodes, for one of them alone, too
+        self._longest = max(len(part) for part in self.parts)  # also when this is the problem of one node alone
         self._start = vector(self.model) if start is None else start.detach().clone()
         if tuple(self._start.shape) not in ((self.dim,), (self.nodes, self.dim)):
             shapes = f"({self.dim},) or ({self.nodes}, {self.dim})"
@@ -102,36 +103,19 @@ class Neural(Problem):
             raise PerronError(
                 "Exact gradients (batch=None) are of the samples as they are: leave out augment, or set batch."
             )
-        self._moments = _normalised(data.images)
+        self._moments = normalization(data.images)
         self._prepare(self._params[0].dtype, torch.device("cpu"))
-        self._try_out()
-
-    def _try_out(self) -> None:
-        """Whether model, data and loss go together."""
         inputs, labels = next(self._chunks(self.data.images, self.data.labels, self.parts[0][:2]))
-        self.model.train(False)
         largest = -1 if labels.is_floating_point() else int(self.data.labels.max())
-        try:
-            with torch.no_grad():
-                outputs = self.model(inputs)
-                if outputs.ndim == 2 and outputs.shape[1] <= largest:
-                    raise PerronError(f"The model has {outputs.shape[1]} outputs, but labels go up to {largest}.")
-                loss = self._loss(outputs, labels)
-        except (RuntimeError, ValueError, TypeError, IndexError) as error:
-            shapes = f"inputs {tuple(inputs.shape)} and targets {tuple(labels.shape)}"
-            raise PerronError(f"Model and loss do not go with {shapes} as {labels.dtype}: {error}") from None
-        if loss.ndim:
-            raise PerronError(
-                f"The loss must be one number, the mean over the samples; got the shape {tuple(loss.shape)}."
-            )
+        check_model(self.model, self._loss, inputs, labels, largest)
 
     def _prepare(self, dtype: torch.dtype, device: torch.device | str) -> None:
-        """What is made from the arguments: it depends on precision and device, and starts afresh."""
+        """Set up everything that depends on precision and device."""
         self.dtype = dtype
         self.model = self.model.to(device=device, dtype=dtype)
         self._params = [param for param in self.model.parameters() if param.requires_grad]
         self._stacked = Stacked.of(self.model, self.data.images.ndim)
-        self._places = _buffers(self.model)
+        self._places = locate_buffers(self.model)
         own = {name: module._buffers[key] for name, (module, key) in self._places.items()}
         self._own = {name: buffer.clone() for name, buffer in own.items() if buffer is not None}
         self._buffers: dict[str, Tensor] = {}  # of all nodes, (rows, ...), from the first gradient on
@@ -165,11 +149,11 @@ class Neural(Problem):
 
         Args:
             nodes: n.
-            data, folder: which dataset, and where its files are if not in the usual places.
-            samples: train on the first so many images only.
-            model, width: which network, and how wide: the hidden layers of an mlp, the first channels of the others.
-            depth: how many hidden layers an mlp has.
-            partition, concentration, shards: how samples are dealt out, see `perron.data.partition`.
+            data, folder: name of the data set, and the folder of its files if it is not a default one.
+            samples: number of training images, the first of the data set; all if None.
+            model, width: name of the network, and its width: hidden units of an mlp, first channels of the others.
+            depth: number of hidden layers of an mlp.
+            partition, concentration, shards: how samples are distributed, see `perron.data.partition`.
             batch, sampling, weight_decay, evaluate: as for `Neural`.
             augment: ``"none"``, ``"standard"`` (crop and flip) or ``"authors"``.
             start: ``"common"``: the same initial model for all nodes; ``"own"``: each node has its own.
@@ -205,14 +189,12 @@ class Neural(Problem):
             evaluate=evaluate,
         )
 
-    # ---- what every problem has
+    # ---- the interface of a problem
 
     def to(self, *, dtype: torch.dtype, device: torch.device | str) -> Neural:
-        """The same problem in another precision or on another device, from the start: with fresh buffers."""
         return self._with(self.parts, self._start, dtype, device)
 
     def of_node(self, number: int) -> Neural:
-        """One node's samples."""
         start = self._start[number : number + 1] if self._start.ndim == 2 else self._start
         return self._with([self.parts[number]], start, self.dtype, self._shift.device)
 
@@ -227,7 +209,6 @@ class Neural(Problem):
         return other
 
     def start(self) -> Tensor:
-        """The initial models."""
         return self._start.expand(self.nodes, self.dim)
 
     def grad(self, x: Tensor, draw: int, random: Keyed) -> Tensor:
@@ -256,7 +237,7 @@ class Neural(Problem):
         return out
 
     def local_grads(self, x: Tensor, out: Tensor | None = None) -> Tensor:
-        """Over all samples of each node, as they are (without augmentation), in eval mode, with each node's own statistics."""
+        """Gradients over all samples, without augmentation, in eval mode, with each node's own statistics."""
         out = torch.zeros_like(x) if out is None else out.zero_()
         self._remember(x.numel() // self.dim)
         self.model.train(False)
@@ -277,9 +258,9 @@ class Neural(Problem):
         return out
 
     def loss(self, x: Tensor) -> Tensor:
-        """The training loss at common points, without augmentation, in eval mode, over all samples or those of ``evaluate``."""
+        """The training loss, without augmentation, in eval mode, over all samples or those of ``evaluate``."""
         share, parts = torch.full((self.nodes,), 1 / self.nodes), self.parts
-        if self.evaluate is not None:  # the same samples, whoever has them
+        if self.evaluate is not None:  # the same samples, however they are distributed
             order = torch.randperm(len(self.data.labels), generator=torch.Generator().manual_seed(0))
             taken = order[torch.isin(order, torch.cat(parts))][: self.evaluate]
             parts = [part[torch.isin(part, taken)] for part in parts]
@@ -291,7 +272,6 @@ class Neural(Problem):
         return total / weights
 
     def scores(self, x: Tensor, share: Tensor) -> tuple[Tensor, Tensor]:
-        """Loss and accuracy on the test set."""
         everything = torch.arange(len(self.data.test_labels))
         return self._scored(x, share, self.data.test_images, self.data.test_labels, everything)
 
@@ -300,7 +280,7 @@ class Neural(Problem):
         raise PerronError("The second derivative of a network is not computed; measure loss_mean or grad_norm_sq.")
 
     def hessian_products(self, x: Tensor, samples: int | None = None) -> Callable[[Tensor], Tensor]:
-        """Of the losses of `local_grads`; with ``samples``, over so many of each node, chosen at random, at most."""
+        """As in `Problem`, of the losses of `local_grads`; over at most ``samples`` random samples per node, if given."""
         self._remember(self.nodes)
         orders = (torch.randperm(len(part), generator=torch.Generator().manual_seed(0)) for part in self.parts)
         chosen = [part[order[:samples]] for part, order in zip(self.parts, orders, strict=True)]
@@ -318,7 +298,6 @@ class Neural(Problem):
         return product
 
     def fingerprint(self) -> dict[str, Any]:
-        """Data, partition, start, model and all settings."""
         made_of = digest([*self.data, *self.parts, self._start, *self._own.values()])
         facts = (str(self.model), str(self.augment), getattr(self._loss, "__qualname__", repr(self._loss)))
         settings = (self.batch, self.sampling, self.weight_decay, self.evaluate, self._evaluating)
@@ -326,17 +305,15 @@ class Neural(Problem):
 
     @property
     def memory(self) -> dict[str, Tensor]:
-        """The buffers of all nodes."""
         return dict(self._buffers)
 
     def recall(self, memory: dict[str, Tensor]) -> None:
-        """Put back the buffers of all nodes."""
         self._buffers = {name: value.to(self._shift.device) for name, value in memory.items()}
 
     # ---- one node after the other
 
     def _looped(self, points: Tensor, inputs: Tensor, targets: Tensor, grads: Tensor, seeds: list[int]) -> Tensor:
-        """The gradients of each row at its own point; its losses."""
+        """Write the gradient of each row at its own point, one after the other; return the losses."""
         self._remember(len(points))
         self.model.train()
         for name in self._evaluating:
@@ -351,8 +328,8 @@ class Neural(Problem):
                 loss = self._loss(self.model(inputs[row]), targets[row])
                 loss.backward()  # type: ignore[no-untyped-call]
             losses.append(loss.detach())
-            if not row and set(_buffers(self.model)) != set(self._places):
-                new_ones = ", ".join(sorted(set(_buffers(self.model)) - set(self._places)))
+            if not row and set(locate_buffers(self.model)) != set(self._places):
+                new_ones = ", ".join(sorted(set(locate_buffers(self.model)) - set(self._places)))
                 raise PerronError(f"The model made buffers while it ran: {new_ones}. Give them a value from the start.")
             for name, (module, key) in self._places.items():  # a module may have put a new one in the place
                 if (new := module._buffers[key]) is not None and new.data_ptr() != self._buffers[name][row].data_ptr():
@@ -360,7 +337,7 @@ class Neural(Problem):
         return torch.stack(losses)
 
     def _wear(self, point: Tensor, grad: Tensor | None = None) -> None:
-        """Let the module's parameters be views of a point, and their gradients of another."""
+        """Make the module's parameters views of a point, and their gradients views of ``grad``."""
         grads: Sequence[Tensor | None] = [None] * len(self._sizes)
         if grad is not None:
             grads = grad.split(self._sizes)  # type: ignore[no-untyped-call]
@@ -374,7 +351,7 @@ class Neural(Problem):
             module._buffers[key] = buffers[name]
 
     def _remember(self, rows: int) -> None:
-        """Buffers for every node of every trial, at first those of the model."""
+        """Allocate the buffers of every node and trial, with the values of the model."""
         if self._own and not self._buffers:
             self._buffers = {name: own.expand(rows, *own.shape).clone() for name, own in self._own.items()}
 
@@ -400,7 +377,7 @@ class Neural(Problem):
         return losses, shares.masked_fill(unknown, torch.nan)
 
     def _shared(self, trial: int, share: Tensor) -> dict[str, Tensor]:
-        """Buffers averaged over the nodes of a trial; of whole numbers, those of the node that counts most."""
+        """Average the buffers over the nodes of a trial; integer ones are those of the node with the largest weight."""
         mine = {name: values[trial * self.nodes : (trial + 1) * self.nodes] for name, values in self._buffers.items()}
         floats = {name: values for name, values in mine.items() if values.is_floating_point()}
         return {name: values[int(share.argmax())] for name, values in mine.items()} | average_buffers(floats, share)
@@ -417,54 +394,3 @@ class Neural(Problem):
 
     def _normal(self, inputs: Tensor) -> Tensor:
         return torch.addcmul(self._shift, inputs.to(self.dtype), self._scale)
-
-
-def _buffers(model: nn.Module) -> dict[str, tuple[nn.Module, str]]:
-    """Where each buffer is, by name: its module, and its key there."""
-    return {
-        f"{path}.{key}" if path else key: (module, key)
-        for path, module in model.named_modules()
-        for key, buffer in module._buffers.items()
-        if buffer is not None
-    }
-
-
-def vector(model: nn.Module) -> Tensor:
-    """A model's trainable parameters as one vector."""
-    return torch.cat([param.detach().reshape(-1) for param in model.parameters() if param.requires_grad])
-
-
-def _normalised(images: Tensor) -> tuple[Tensor, Tensor]:
-    """Shift and scale of each channel ``(C, 1, 1)``, for bytes that are to have mean 0 and standard deviation 1."""
-    if images.dtype != torch.uint8:
-        return torch.zeros(()), torch.ones(())
-    channels = images.transpose(0, 1).reshape(images.shape[1], -1)
-    counts = torch.stack([torch.bincount(one, minlength=256) for one in channels]).double()  # (C, 256)
-    value = torch.arange(256.0, dtype=torch.float64)
-    mean = (counts @ value) / counts.sum(1)
-    deviation = ((counts @ value.square()) / counts.sum(1) - mean.square()).clamp_min(0).sqrt()
-    deviation[deviation < 1e-6] = 1.0  # of what is the same everywhere
-    shape = (-1, *[1] * (images.ndim - 2))
-    return (-mean / deviation).view(shape), (1 / deviation).view(shape)
-
-
-def _check(data: Images, parts: Sequence[Any], batch: int | None, sampling: str, evaluate: int | None) -> None:
-    for images, labels, what in (
-        (data.images, data.labels, "training"),
-        (data.test_images, data.test_labels, "test"),
-    ):
-        if len(images) != len(labels) or not len(images):
-            raise PerronError(f"There are {len(images)} {what} inputs but {len(labels)} targets; they go in pairs.")
-    if not parts or any(len(part) == 0 for part in parts):
-        raise PerronError(f"Every node needs a sample; got parts of {[len(part) for part in parts]}.")
-    together = torch.cat([torch.as_tensor(part) for part in parts])
-    if int(together.min()) < 0 or int(together.max()) >= len(data.labels):
-        raise PerronError(
-            f"Parts name samples {int(together.min())} .. {int(together.max())}, but there are {len(data.labels)}."
-        )
-    if batch is not None and batch < 1:
-        raise PerronError(f"batch is the number of samples for a gradient, 1 or more, or None for all; got {batch}.")
-    if sampling not in ("epochs", "replacement"):
-        raise PerronError(f"sampling is 'epochs' or 'replacement'; got {sampling!r}.")
-    if evaluate is not None and evaluate < 1:
-        raise PerronError(f"evaluate is a number of samples, 1 or more, or None for all; got {evaluate}.")

@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from perron.errors import PerronError
 from perron.problems.base import Problem
 from perron.random import Keyed
 
@@ -27,12 +28,12 @@ class Quadratic(Problem):
         self.nodes, self.dim = centers.shape
         self.diagonal = hessians.ndim == 2
         if hessians.shape != (self.nodes, self.dim) + (() if self.diagonal else (self.dim,)):
-            raise ValueError(
+            raise PerronError(
                 f"Quadratic needs hessians (n, d, d) or (n, d) and centers (n, d); got {tuple(hessians.shape)} and "
                 f"{tuple(centers.shape)}."
             )
         if not noise_std >= 0:
-            raise ValueError(f"Quadratic needs noise_std >= 0; got {noise_std}.")
+            raise PerronError(f"Quadratic needs noise_std >= 0; got {noise_std}.")
         self.hessians, self.centers = hessians, centers
         self.noise_std: float = noise_std
         self.offsets = self._times(centers)  # H_i b_i
@@ -64,7 +65,7 @@ class Quadratic(Problem):
         ``diagonal``: in random order, not turned). Centers are a common N(0, I) plus ``heterogeneity`` times one's own N(0, I).
         """
         if not 0 < strong_convexity <= smoothness:
-            raise ValueError(
+            raise PerronError(
                 f"Quadratic.random needs 0 < strong_convexity <= smoothness; got {strong_convexity}, {smoothness}."
             )
         rng = np.random.default_rng(seed)
@@ -80,14 +81,12 @@ class Quadratic(Problem):
         return cls(tensor, torch.as_tensor(centers, dtype=dtype), noise_std=noise_std)
 
     def to(self, *, dtype: torch.dtype, device: torch.device | str) -> Quadratic:
-        """The same problem in another precision or on another device."""
         if self.centers.dtype == dtype and self.centers.device == torch.device(device):
             return self
         moved = (tensor.to(dtype=dtype, device=device) for tensor in (self.hessians, self.centers))
         return Quadratic(*moved, noise_std=self.noise_std)
 
     def of_node(self, number: int) -> Quadratic:
-        """H_i and b_i."""
         mine = slice(number, number + 1)
         return Quadratic(self.hessians[mine], self.centers[mine], noise_std=self.noise_std)
 
@@ -100,28 +99,23 @@ class Quadratic(Problem):
         return (self.hessians @ x.unsqueeze(-1)).squeeze(-1)
 
     def local_grads(self, x: Tensor) -> Tensor:
-        """H_i (x_i - b_i)."""
         return self._times(x) - self.offsets
 
     def grad(self, x: Tensor, draw: int, random: Keyed) -> Tensor:
-        """The exact gradient plus noise."""
         exact = self.local_grads(x)
         if not self.noise_std:
             return exact
         return exact + self.noise_std / sqrt(self.dim) * random.normal(draw, self.dim).to(x.dtype)
 
     def loss(self, x: Tensor) -> Tensor:
-        """f at common points."""
         apart = x.unsqueeze(-2) - self.centers
         return (apart * self._times(apart)).sum(-1).mean(-1) / 2
 
     def hessian(self, x: Tensor) -> Tensor:
-        """The average H."""
         average = self.hessians.mean(0).to(x)
         return average.diag() if self.diagonal else average
 
     def local_hessians(self, x: Tensor) -> Tensor:
-        """H_i."""
         each = self.hessians.to(x)
         return torch.diag_embed(each) if self.diagonal else each.clone()
 

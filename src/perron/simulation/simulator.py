@@ -238,9 +238,9 @@ class Running:
             *(facts["counts"][kind][side] for kind in ("messages", "bytes") for side in ("pull", "push"))
         )
         if self.blockwise is None:
-            self.state = type(self.state)(
-                *(tensors[f"state.{name}"].to(self.simulation.device) for name in self.state._fields)
-            )
+            # Copies: what was read is a view of the file, which may change.
+            values = (tensors[f"state.{name}"].to(self.simulation.device).clone() for name in self.state._fields)
+            self.state = type(self.state)(*values)
         else:  # in place, so that there is no second state
             for name, value in self.state._asdict().items():
                 value.copy_(tensors[f"state.{name}"])
