@@ -173,11 +173,14 @@ def index(measured: dict[str, dict[str, list[str]]]) -> str:
         for which, network in ((which, Network(mixing)) for which, (_, mixing) in GRAPHS.items())
     ]
     head = ["algorithm", "exp16", "earlier", "rdg12", "earlier", "noise ratio n = 4, 8, 16, 32", "earlier (n = 32)"]
+    averaging = len({type(one) for one in ALGORITHMS.values() if one.about.family == "gossip"})
+    methods = len({type(one) for one in ALGORITHMS.values()}) - averaging
     text = [
         "# Algorithms", "",
-        "An algorithm is written once, says what one node does, and runs unchanged in the simulator and in real processes. On",
-        "each page: its recursion, what it needs of the network, where it comes from, its default step, and what was",
-        "measured. `perron algorithms` lists them in the terminal.", "",
+        f"{len(ALGORITHMS)} variants of {methods} optimisation and {averaging} averaging methods; variants of a method differ in",
+        "options such as the order of operations. An algorithm is written once, for one node, and runs unchanged in the simulator",
+        "and in real processes. Each page has its recursion, its requirements on the network, its reference, its default step and",
+        "measurements. `perron algorithms` lists them in the terminal.", "",
         r"In the recursions $x^{+}$ is the next $x$ and $x^{-}$ the one before, $\eta$ is the learning rate `lr`, and",
         r"$\nabla f(x)$ stacks every node's gradient at its own model. $A$ is row-stochastic, $B$ column-stochastic, $W$ doubly",
         "stochastic.", "",

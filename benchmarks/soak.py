@@ -354,7 +354,7 @@ PAGE = """# A long time of faults
 Written by `scripts/soak`. Four nodes train on the bundled digits with checkpoints every {every} steps, started by `perron launch
 --restarts`. Every 5 to 15 seconds, however far they have come, one of its processes (the nodes, and the one from which they
 are forked) is killed (kill), stopped for less than the timeout of {timeout:g} s (pause) or for more (hang), or the launcher is
-killed and started anew (launcher).
+killed and restarted (launcher).
 
 {told}. {verdict}
 

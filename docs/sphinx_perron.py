@@ -152,7 +152,7 @@ def read_signature(
 
 
 def named(path: str) -> Any:
-    """The object that a name stands for, as ``perron.optim.Decentralized``; None if there is none."""
+    """The object that a name stands for, as ``perron.Decentralized``; None if there is none."""
     found: Any = perron
     for part in path.split(".")[1:]:
         try:

@@ -1,4 +1,4 @@
-"""Your own algorithm in twenty lines: Push-Pull whose tracker is clipped, so that one wild gradient cannot do much harm.
+"""Your own algorithm in twenty lines: Push-Pull whose tracker is clipped, so that one outlier gradient does little harm.
 
     .venv/bin/python examples/own_algorithm.py
 
@@ -10,7 +10,6 @@ from dataclasses import dataclass
 import torch
 
 import perron
-from perron.algorithms.base import About
 from perron.algorithms.push_pull import TrackerState
 from perron.problems import Quadratic
 
@@ -23,10 +22,13 @@ class ClippedPushPull(perron.Algorithm):
 
     @property
     def about(self):
-        return About(
-            title=f"Clipped Push-Pull ({self.most:g})", family="push-pull", matrices="A B", sends="2 d", overlap="x, y",
-            effective="c", exact=True, reference="this example",
-        )  # fmt: skip
+        return perron.About(
+            title=f"Clipped Push-Pull ({self.most:g})",
+            family="push-pull",
+            matrices="A B",
+            exact=True,
+            reference="this example",
+        )
 
     def init(self, x, node):
         return TrackerState(x, y=torch.zeros_like(x), grad=torch.zeros_like(x))

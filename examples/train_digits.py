@@ -21,11 +21,11 @@ train = TensorDataset(data.images[mine] / 255.0, data.labels[mine].long())
 loader = DataLoader(train, batch_size=16, shuffle=True, generator=torch.Generator().manual_seed(rank))
 
 model = nn.Sequential(nn.Flatten(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10))
-optimizer = perron.optim.Decentralized(model, perron.PushPull(), "exponential", lr=0.3)  # (3) instead of SGD
+optimizer = perron.Decentralized(model, perron.PushPull(), "exponential", lr=0.3)  # (3) instead of SGD
 scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=20)
 
 for epoch in range(20):
-    with optimizer.join(len(loader)):  # (4) nodes with less data go on exchanging until the last is done
+    with optimizer.join(len(loader)):  # (4) nodes with less data continue to exchange until the last one is done
         for images, labels in loader:
             optimizer.zero_grad()
             nn.functional.cross_entropy(model(images), labels).backward()

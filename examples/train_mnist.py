@@ -41,7 +41,7 @@ side = images.shape[-1]
 model = nn.Sequential(
     nn.Flatten(), nn.Linear(side**2, 128), nn.ReLU(), nn.Linear(128, 64), nn.ReLU(), nn.Linear(64, 10)
 )
-optimizer = perron.optim.Decentralized(model, perron.ALGORITHMS[options.algorithm], options.graph, lr=options.lr)
+optimizer = perron.Decentralized(model, perron.ALGORITHMS[options.algorithm], options.graph, lr=options.lr)
 log = perron.Log(options.log, steps=options.steps, tensorboard=options.tensorboard) if options.log else None
 draws, draw, told = Keyed(0, node=rank, stream=NOISE), 0, 0  # random numbers by seed and node, as the simulator's
 while optimizer.steps < options.steps:

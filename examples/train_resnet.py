@@ -39,10 +39,12 @@ data = perron.data.load(name, options.data)
 images, labels = data.images[rank::size], data.labels[rank::size].long()  # every node has its own samples
 test_images, test_labels = data.test_images[rank::size], data.test_labels[rank::size]  # and tests a part
 torch.manual_seed(rank)  # of batches and augmentation; the optimizer starts all nodes from rank 0's model
-model = perron.models.build("resnet18", images.shape[1:], classes=10, width=options.width)
-augment = perron.augment.Augmentation(crop=images.shape[2] // 8, flip=name == "cifar10")  # digits have no mirror image
+model = perron.data.models.build("resnet18", images.shape[1:], classes=10, width=options.width)
+augment = perron.data.augment.Augmentation(
+    crop=images.shape[2] // 8, flip=name == "cifar10"
+)  # digits have no mirror image
 steps = options.steps or (1000 if name == "cifar10" else 150)
-optimizer = perron.optim.Decentralized(
+optimizer = perron.Decentralized(
     model, perron.ALGORITHMS[options.algorithm], options.graph, lr=options.lr, weight_decay=5e-4, wire=options.wire
 )
 scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)

@@ -53,7 +53,7 @@ model = nn.Sequential(nn.Flatten(), nn.Linear(images[0].numel(), 128), nn.ReLU()
 # behind its back. Then the optimizer, whose nodes are machines: its group has one process of each. So there is one copy of
 # the algorithm for each worker of a machine; they are sent the same gradients, and stay equal without a word.
 parallel = DistributedDataParallel(model, process_group=within[machine])
-optimizer = perron.optim.Decentralized(model, perron.PushPull(), options.graph, lr=options.lr, group=across[worker])
+optimizer = perron.Decentralized(model, perron.PushPull(), options.graph, lr=options.lr, group=across[worker])
 draws = torch.Generator().manual_seed(rank)
 started = time.monotonic()
 every = max(1, options.steps // 10)

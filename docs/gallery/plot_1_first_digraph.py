@@ -53,7 +53,7 @@ print("A:", pull_weights.round(3))
 print("B:", push_weights.round(3))
 
 # %%
-# Everybody listens to node 0, so it counts 41 % in A. Draw it, with each node as large as it counts:
+# All nodes listen to node 0, so it counts 41 % in A. Draw it, with each node as large as it counts:
 
 import matplotlib.pyplot as plt
 import networkx as nx

@@ -13,7 +13,7 @@ the run, and you know a network on which it fails.
 # ------------
 #
 # Each node computes gradients from few samples, so they are noisy. With a constant step an algorithm does not arrive
-# at the optimum, then: it settles at a *noise floor*, a level about which it goes on trembling. Averaging n noisy
+# at the optimum, then: it settles at a *noise floor*, a level around which it keeps fluctuating. Averaging n noisy
 # gradients makes the noise n times smaller. *Linear speedup* says that a network without a centre gets all of that:
 # with the same step, n nodes settle n times lower.
 #

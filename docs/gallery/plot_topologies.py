@@ -3,8 +3,8 @@ The six topologies, and who counts in them
 ==========================================
 
 The paper measures Push-Pull on six digraphs. Here they are with 16 nodes and its random weights 1..9. The size of a node is
-its entry of the Perron vector :math:`\\pi_A`, where :math:`\\pi_A^\\top A = \\pi_A^\\top`: how much of what it says ends up in
-everybody's model. Its colour is its entry of :math:`\\pi_B`, where :math:`B \\pi_B = \\pi_B`: how much of all gradients it holds.
+its entry of the Perron vector :math:`\\pi_A`, where :math:`\\pi_A^\\top A = \\pi_A^\\top`: how much its model counts in the
+common one. Its colour is its entry of :math:`\\pi_B`, where :math:`B \\pi_B = \\pi_B`: how much of all gradients it holds.
 """
 
 import matplotlib.pyplot as plt
