@@ -178,9 +178,9 @@ def index(measured: dict[str, dict[str, list[str]]]) -> str:
     text = [
         "# Algorithms", "",
         f"{len(ALGORITHMS)} variants of {methods} optimisation and {averaging} averaging methods; variants of a method differ in",
-        "options such as the order of operations. An algorithm is written once, for one node, and runs unchanged in the simulator",
-        "and in real processes. Each page has its recursion, its requirements on the network, its reference, its default step and",
-        "measurements. `perron algorithms` lists them in the terminal.", "",
+        "options such as the order of operations. An algorithm is written once, for one node, and runs unchanged in the",
+        "simulator and in real processes. Each page has its recursion, its requirements on the network, its reference, its",
+        "default step and measurements. `perron algorithms` lists them in the terminal.", "",
         r"In the recursions $x^{+}$ is the next $x$ and $x^{-}$ the one before, $\eta$ is the learning rate `lr`, and",
         r"$\nabla f(x)$ stacks every node's gradient at its own model. $A$ is row-stochastic, $B$ column-stochastic, $W$ doubly",
         "stochastic.", "",
