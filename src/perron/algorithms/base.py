@@ -141,11 +141,6 @@ def advance(algorithm: Algorithm, state: Any, node: Node, lr: Rate, gradient: Ca
         return done.value
 
 
-def descend(x: Tensor, lr: Rate, y: Tensor) -> Tensor:
-    """Return x - lr y in one pass over memory, rounded once."""
-    return torch.addcmul(x, y, lr, value=-1) if isinstance(lr, Tensor) else torch.sub(x, y, alpha=lr)
-
-
 def weighted(weights: np.ndarray[Any, Any], x: Tensor) -> Tensor:
     """Return sum_i weights[i] x_i, ``(..., n, d) -> (..., d)``."""
     row = torch.as_tensor(weights, dtype=x.dtype, device=x.device)

@@ -9,7 +9,7 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from perron.algorithms.base import About, Algorithm, Rate, Step, descend
+from perron.algorithms.base import About, Algorithm, Rate, Step
 from perron.algorithms.node import Node
 from perron.algorithms.requirements import check_momentum
 from perron.errors import PerronError
@@ -22,6 +22,11 @@ class TrackerState(NamedTuple):
     x: Tensor
     y: Tensor
     grad: Tensor
+
+
+def descend(x: Tensor, lr: Rate, y: Tensor) -> Tensor:
+    """Return x - lr y in one pass over memory, rounded once."""
+    return torch.addcmul(x, y, lr, value=-1) if isinstance(lr, Tensor) else torch.sub(x, y, alpha=lr)
 
 
 @dataclass(frozen=True, kw_only=True)

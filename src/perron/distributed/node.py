@@ -64,6 +64,7 @@ class DistributedNode(Node):
         self.nodes, self.number, self.step = size, self.peers.rank, 0
         self.name = self.peers.node_ids[self.number]
         self._dtype, self._device = dtype, device
+        self._matrices = dict(zip(("pull", "push"), mixing.sequences, strict=True))
         self._neighbors: dict[tuple[Side, int], Neighbors] = {}
         self._plans: dict[tuple[Any, ...], list[MessagePlan]] = {}
         self._pending: list[Exchange] = []
@@ -75,7 +76,7 @@ class DistributedNode(Node):
 
     def neighbors(self, side: Side, step: int) -> Neighbors:
         """Return this node's neighbors in a step."""
-        matrices = self.mixing.sequences[0 if side == "pull" else 1]
+        matrices = self._matrices[side]
         if not matrices:
             raise PerronError(f"This network has no {side} matrix.")
         key = (side, step % len(matrices))
