@@ -25,8 +25,8 @@ parser.add_argument("--algorithm", default="push_pull")
 parser.add_argument("--lr", type=float, default=0.3)
 parser.add_argument("--steps", type=int, default=2000)
 parser.add_argument("--batch", type=int, default=64, help="of each node")
-parser.add_argument("--log", metavar="DIR", help="tell there how it goes: perron watch DIR")
-parser.add_argument("--tensorboard", action="store_true", help="and to TensorBoard, in DIR/tensorboard")
+parser.add_argument("--log", metavar="DIR", help="write progress records there: perron watch DIR")
+parser.add_argument("--tensorboard", action="store_true", help="also write events for TensorBoard, in DIR/tensorboard")
 options = parser.parse_args()
 
 torch.set_default_dtype(torch.float64)  # for figures that can be compared with the simulator's; float32 is faster
@@ -43,7 +43,7 @@ model = nn.Sequential(
 )
 optimizer = perron.Decentralized(model, perron.ALGORITHMS[options.algorithm], options.graph, lr=options.lr)
 log = perron.Log(options.log, steps=options.steps, tensorboard=options.tensorboard) if options.log else None
-draws, draw, told = Keyed(0, node=rank, stream=NOISE), 0, 0  # random numbers by seed and node, as the simulator's
+draws, draw, evaluated = Keyed(0, node=rank, stream=NOISE), 0, 0  # random numbers by seed and node, as the simulator's
 while optimizer.steps < options.steps:
     batch = draws.integers(draw, options.batch, len(images))
     optimizer.zero_grad()
@@ -53,14 +53,16 @@ while optimizer.steps < options.steps:
     draw += 1
     if log:
         log(optimizer.steps, loss=loss)
-    if optimizer.steps % (options.steps // 10) == 0 and optimizer.steps > told:  # a step may take several gradients
-        told = optimizer.steps
+    if (
+        optimizer.steps % (options.steps // 10) == 0 and optimizer.steps > evaluated
+    ):  # a step may take several gradients
+        evaluated = optimizer.steps
         with optimizer.averaged_model(), torch.no_grad():
             if optimizer.node.number == 0:
                 right = (model(data.test_images / 255.0).argmax(1) == data.test_labels).double().mean()
-                print(f"{name}, step {told}: averaged model {right:.2%} of the test images right", flush=True)
+                print(f"{name}, step {evaluated}: averaged model {right:.2%} of the test images right", flush=True)
                 if log:
-                    log(told, test_accuracy=right)
+                    log(evaluated, test_accuracy=right)
 optimizer.close()
 if log:
     log.close()

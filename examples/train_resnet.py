@@ -40,9 +40,8 @@ images, labels = data.images[rank::size], data.labels[rank::size].long()  # ever
 test_images, test_labels = data.test_images[rank::size], data.test_labels[rank::size]  # and tests a part
 torch.manual_seed(rank)  # of batches and augmentation; the optimizer starts all nodes from rank 0's model
 model = perron.data.models.build("resnet18", images.shape[1:], classes=10, width=options.width)
-augment = perron.data.augment.Augmentation(
-    crop=images.shape[2] // 8, flip=name == "cifar10"
-)  # digits have no mirror image
+flip = name == "cifar10"  # digits have no mirror image
+augment = perron.data.augment.Augmentation(crop=images.shape[2] // 8, flip=flip)
 steps = options.steps or (1000 if name == "cifar10" else 150)
 optimizer = perron.Decentralized(
     model, perron.ALGORITHMS[options.algorithm], options.graph, lr=options.lr, weight_decay=5e-4, wire=options.wire
@@ -59,9 +58,9 @@ for stop in range(every, steps + 1, every):
         scheduler.step()
     model.eval()
     with optimizer.averaged_model(), torch.no_grad():  # averages BatchNorm's statistics, too
-        said = torch.cat([model(prepared(part)).argmax(1) for part in test_images.split(500)])
+        predictions = torch.cat([model(prepared(part)).argmax(1) for part in test_images.split(500)])
     model.train()
-    right = (said == test_labels).sum()
+    right = (predictions == test_labels).sum()
     dist.all_reduce(right)
     if rank == 0:
         share, seconds = right / len(data.test_labels), time.monotonic() - started

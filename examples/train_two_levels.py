@@ -51,7 +51,7 @@ model = nn.Sequential(nn.Flatten(), nn.Linear(images[0].numel(), 128), nn.ReLU()
 
 # DDP first: it copies the first worker's weights to the others of its machine, which the optimizer must not find changed
 # behind its back. Then the optimizer, whose nodes are machines: its group has one process of each. So there is one copy of
-# the algorithm for each worker of a machine; they are sent the same gradients, and stay equal without a word.
+# the algorithm for each worker of a machine; they receive the same gradients, and stay equal without communication.
 parallel = DistributedDataParallel(model, process_group=within[machine])
 optimizer = perron.Decentralized(model, perron.PushPull(), options.graph, lr=options.lr, group=across[worker])
 draws = torch.Generator().manual_seed(rank)

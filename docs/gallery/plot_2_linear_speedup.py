@@ -24,7 +24,7 @@ import matplotlib.pyplot as plt
 
 import perron
 from perron import theory
-from perron.studies import statistics as speedup
+from perron.studies import statistics
 
 LR = 0.05
 
@@ -52,14 +52,14 @@ def measured(topology, nodes):
 runs = {n: measured(perron.topologies.exponential, n) for n in (4, 8, 16, 32)}
 levels = {}
 for n, (history, c, predicted) in runs.items():
-    levels[n] = found = speedup.level(history.steps, history["grad_norm_sq"])
+    levels[n] = found = statistics.level(history.steps, history["grad_norm_sq"])
     print(
         f"n={n:2}  c={c:.3f}  level {found.mean:.2e} +- {found.error:.0e}  predicted {predicted:.2e}"
         f"  ratio {found.mean / predicted:.2f}  stationary: {found.stationary}"
     )
 
 # %%
-# ``speedup.level`` is careful: it takes the mean over the last half of the run, but calls it stationary only if its
+# ``statistics.level`` is careful: it takes the mean over the last half of the run, but calls it stationary only if its
 # two halves agree within their standard errors, so that a curve that still falls is not taken for a floor.
 #
 # The levels are close to the prediction, a little above it: the formula is the first term for small steps, and what
@@ -69,7 +69,7 @@ for n, (history, c, predicted) in runs.items():
 nodes = list(levels)
 per_step = [levels[n].mean / runs[n][1] for n in nodes]
 errors = [levels[n].error / runs[n][1] for n in nodes]
-print("slope", speedup.power_law(nodes, per_step, errors, trials=20), "  (-1 is linear speedup)")
+print("slope", statistics.power_law(nodes, per_step, errors, trials=20), "  (-1 is linear speedup)")
 
 figure, (left, right) = plt.subplots(1, 2, figsize=(10, 4), layout="constrained")
 for colour, (n, (history, _, predicted)) in zip(("C0", "C1", "C2", "C3"), runs.items(), strict=True):
@@ -102,7 +102,7 @@ for name, mixing in (("exponential", fast), ("ring", ring)):
     print(f"{name:12} bears lr up to {stable.upper:.4f}")
 
 history, _, _ = measured(perron.topologies.ring, 16)
-found = speedup.level(history.steps, history["grad_norm_sq"])
+found = statistics.level(history.steps, history["grad_norm_sq"])
 print(f"ring with lr={LR}: {history['grad_norm_sq'][-1].mean():.0e}, {found.why}")
 
 # %%

@@ -19,7 +19,7 @@ import torch
 
 import perron
 from perron import theory
-from perron.studies import statistics as speedup
+from perron.studies import statistics
 
 mixing = perron.Mixing.random_integer(perron.topologies.random_digraph(12, probability=0.15, seed=4), seed=4)
 network = perron.Network(mixing)
@@ -34,9 +34,9 @@ def run(name, lr, steps):
 
 def report(histories):
     for name, history in histories.items():
-        found = speedup.level(history.steps, history["grad_norm_sq"])
-        told = "stationary" if found.stationary else found.why
-        print(f"{name:12} lr={history.about['lr']:.4f}  level {found.mean:.2e} +- {found.error:.0e}  {told}")
+        found = statistics.level(history.steps, history["grad_norm_sq"])
+        verdict = "stationary" if found.stationary else found.why
+        print(f"{name:12} lr={history.about['lr']:.4f}  level {found.mean:.2e} +- {found.error:.0e}  {verdict}")
 
 
 same = {name: run(name, 0.005, 2500) for name in algorithms}
@@ -69,9 +69,9 @@ print("predicted for all of them:", f"{theory.noise_floor(problem, STEP):.2e}")
 # standard errors tell. They are over trials, and because all algorithms see the same noise, compare them trial by
 # trial:
 
-base = speedup.level(fair["centralized"].steps, fair["centralized"]["grad_norm_sq"]).each
+base = statistics.level(fair["centralized"].steps, fair["centralized"]["grad_norm_sq"]).each
 for name in ("push_pull", "add_opt", "frost"):
-    ratio = speedup.level(fair[name].steps, fair[name]["grad_norm_sq"]).each / base
+    ratio = statistics.level(fair[name].steps, fair[name]["grad_norm_sq"]).each / base
     print(f"{name:12} / centralized: {ratio.mean():.3f} +- {ratio.std(ddof=1) / len(ratio) ** 0.5:.3f}")
 
 # %%
@@ -102,7 +102,7 @@ for axes, title, histories in ((panels[0], "the same lr", same), (panels[1], "th
 #
 # On the left three of the curves have not arrived; ``level`` says *still falling*. Whatever is compared there, it is
 # not a noise floor. A short run shows who starts faster, a long one who ends lower. Decide which you ask, and for the
-# second do not trust your eyes, but ask ``speedup.level``: it refuses to call a falling curve a level.
+# second do not trust your eyes, but ask ``statistics.level``: it refuses to call a falling curve a level.
 #
 # Third trap: scattered starts
 # ----------------------------
@@ -119,7 +119,11 @@ def after_200_steps(nodes, scattered):
     start = (quiet.optimum + 10 * apart).expand(20, nodes, 5)
     history = perron.simulate(quiet, perron.PushPull(), network, lr=0.02, steps=200, trials=20, start=start, every=5)
     last = history["grad_norm_sq"][-1]
-    return last.mean(), last.std(ddof=1) / len(last) ** 0.5, speedup.level(history.steps, history["grad_norm_sq"]).why
+    return (
+        last.mean(),
+        last.std(ddof=1) / len(last) ** 0.5,
+        statistics.level(history.steps, history["grad_norm_sq"]).why,
+    )
 
 
 for scattered in (True, False):
@@ -127,7 +131,9 @@ for scattered in (True, False):
     print("each node starts at a point of its own" if scattered else "all nodes start at the same point")
     for n, (value, error, why) in found.items():
         print(f"  n={n:2}  {value:.2f} +- {error:.2f}  {why}")
-    print("  slope", speedup.power_law(list(found), *zip(*[one[:2] for one in found.values()], strict=True), trials=20))
+    print(
+        "  slope", statistics.power_law(list(found), *zip(*[one[:2] for one in found.values()], strict=True), trials=20)
+    )
 
 # %%
 # The slope is close to -1, its interval holds -1, and it has nothing to do with noise. The average of n scattered

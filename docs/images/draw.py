@@ -20,13 +20,13 @@ PLACES = np.array([[-1.0, 0.0], [0.0, 1.0], [1.0, 0.0], [0.0, -1.0]])
 def tracked(pull, push, steps, lr=0.2):
     """Gradient tracking with any two matrices, on f_i(x) = (x - b_i)^2 / 2; all models."""
     x = MEASURED.copy()
-    y, told = x - MEASURED, [x]
+    y, path = x - MEASURED, [x]
     for _ in range(steps):
         new = pull @ x - lr * y
         y = push @ y + new - x
         x = new
-        told.append(x)
-    return np.array(told)
+        path.append(x)
+    return np.array(path)
 
 
 def wrong_point():
@@ -38,9 +38,9 @@ def wrong_point():
         "A and B: Push-Pull": tracked(A, B, 60),
     }
     figure = Figure(figsize=(10, 3.4), layout="constrained")
-    for axes, (title, told) in zip(figure.subplots(1, 3, sharey=True), panels.items(), strict=True):
+    for axes, (title, path) in zip(figure.subplots(1, 3, sharey=True), panels.items(), strict=True):
         for node in range(4):
-            axes.plot(told[:, node], color=COLORS[node], label=f"site {node}")
+            axes.plot(path[:, node], color=COLORS[node], label=f"site {node}")
         axes.axhline(MEASURED.mean(), color=GREY, linestyle="--", linewidth=1, label="the mean, 40")
         axes.set(title=title, xlabel="step")
         axes.grid(alpha=0.25)

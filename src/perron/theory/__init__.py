@@ -1,5 +1,6 @@
 """Predictions for a run: stationary levels, stable steps, rates and horizons."""
 
+from perron.theory.constants import Constants, estimate, estimate_model
 from perron.theory.horizon import Horizon, crossover
 from perron.theory.levels import Linearization, StationaryLevel, distance_floor, linearize, noise_floor, stationary
 from perron.theory.recursion import Recursion, recursion
@@ -9,6 +10,7 @@ from perron.theory.theorem import TheoremOne
 
 __all__ = [
     "BestStep",
+    "Constants",
     "Horizon",
     "Linearization",
     "Recursion",
@@ -19,6 +21,8 @@ __all__ = [
     "best_lr",
     "crossover",
     "distance_floor",
+    "estimate",
+    "estimate_model",
     "linearize",
     "noise_floor",
     "rate",
