@@ -40,7 +40,7 @@ def test_f25_two_that_save_in_one_place(kind, tmp_path, row):
         assert not said
         assert second.save() == at + 1
     row.measured(
-        f"{kind}: the second refused with process and host of the first; after its kill the next went on", trials=2
+        f"{kind}: the second refused with process and host of the first; after its kill the next resumed", trials=2
     )
 
 
@@ -65,5 +65,5 @@ def test_f25_two_studies_in_one_directory(tmp_path, row):
     assert third.returncode == 0, said
     psutil.wait_procs(children, timeout=HANG)
     row.measured(
-        "study: the second refused with process and host of the first; after its kill the next went on", trials=1
+        "study: the second refused with process and host of the first; after its kill the next resumed", trials=1
     )
