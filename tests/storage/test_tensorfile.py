@@ -28,6 +28,7 @@ TENSORS = {
     "one": torch.tensor(2.5),
     "expanded": torch.tensor(7).expand(1).clone(),
     "wide": torch.arange(3.0).expand(2, 3),
+    "complex": torch.polar(torch.ones(3), torch.arange(3.0)),  # as the rotations of attention, which are buffers
 }
 
 
@@ -119,6 +120,26 @@ def test_any_change_of_the_two_files_is_noticed(tmp_path):
     path.unlink()
     with pytest.raises(PerronError, match=r"node-0\.safetensors cannot be read: it is not there"):
         saved.read_with_manifest(manifest)
+
+
+def test_sizes_that_are_no_sizes(tmp_path):
+    path = tmp_path / "node-0.safetensors"
+    old_format.write(path, {"x": torch.ones(3)}, {"step": 7}, size=float("inf"))
+    manifest = path.with_suffix(".json")
+    with pytest.raises(FileError, match=r"node-0\.json cannot be read"):
+        saved.read_with_manifest(manifest)
+    manifest.write_text(f'{{"own_size": {"9" * 5000}, "own_sha256": "{"0" * 64}", "step": 7}}')
+    with pytest.raises(FileError, match=r"node-0\.json cannot be read"):
+        saved.read_with_manifest(manifest)
+
+
+def test_a_directory_that_may_not_be_entered(tmp_path, monkeypatch):
+    def refuse(_path):
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(Path, "is_symlink", refuse)
+    with pytest.raises(FileError, match=r"node-0\.safetensors cannot be read: Permission denied"):
+        checkpoint._read(tmp_path, checkpoint.Moment("run", 1), 0)
 
 
 def test_a_training_resumes_from_a_checkpoint_of_version_0_1(tmp_path):

@@ -26,7 +26,7 @@ from perron.errors import FileError
 TYPES = {
     torch.float64: "F64", torch.int64: "I64", torch.uint64: "U64", torch.float32: "F32", torch.int32: "I32", torch.uint32: "U32",
     torch.bfloat16: "BF16", torch.float16: "F16", torch.int16: "I16", torch.uint16: "U16", torch.uint8: "U8", torch.int8: "I8",
-    torch.float8_e4m3fn: "F8_E4M3", torch.float8_e5m2: "F8_E5M2", torch.bool: "BOOL",
+    torch.float8_e4m3fn: "F8_E4M3", torch.float8_e5m2: "F8_E5M2", torch.bool: "BOOL", torch.complex64: "C64",
 }  # fmt: skip
 CHECKSUM = "sha256"  # the name of the last tensor
 CHECKSUM_SIZE = 32  # bytes
@@ -97,7 +97,8 @@ def read_with_manifest(manifest: Path) -> Content:
     begin = MANIFEST.match(content)
     if begin is None:
         raise FileError(f"{manifest} is damaged: it has {size:,} bytes, and does not begin as a manifest.")
-    _check_size(manifest, size, int(begin[1]))
+    with _reading(manifest):
+        _check_size(manifest, size, int(begin[1]))
     _check_sum(manifest, size, sha256(content[begin.end() :]).hexdigest(), begin[2].decode())
     with _reading(manifest):
         facts = parse_object(content)
@@ -151,7 +152,7 @@ def _reading(path: Path) -> Iterator[None]:
         raise
     except OSError as error:
         raise FileError(f"{path} cannot be read: {error.strerror or error}.") from None
-    except (SafetensorError, KeyError, TypeError, ValueError, RuntimeError) as error:
+    except (SafetensorError, KeyError, TypeError, ValueError, OverflowError, RuntimeError) as error:
         raise FileError(f"{path} cannot be read: {error!s:.200}.") from None
 
 

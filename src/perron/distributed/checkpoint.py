@@ -308,10 +308,13 @@ def _read(folder: Path, moment: Moment, node: int) -> tuple[dict[str, Any], dict
     """Return facts and tensors of a node's part of a checkpoint; the error names the file and the damage."""
     path = moment.within(folder) / f"node-{node}.safetensors"
     manifest = path.with_suffix(".json")  # of version 0.1
-    for one in (path, manifest):
-        if one.is_symlink():
-            raise FileError(f"{one} cannot be read: it is a link, which may lead anywhere; copy the file.")
-    if manifest.exists():
+    try:
+        links, old = [one for one in (path, manifest) if one.is_symlink()], manifest.exists()
+    except OSError as error:  # a directory that may be listed, but not entered
+        raise FileError(f"{path} cannot be read: {error.strerror}.") from None
+    if links:
+        raise FileError(f"{links[0]} cannot be read: it is a link, which may lead anywhere; copy the file.")
+    if old:
         path = manifest
         tensors, facts = tensorfile.read_with_manifest(manifest)
     else:

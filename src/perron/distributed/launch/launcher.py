@@ -255,7 +255,7 @@ class Launcher:
         if finished is None:
             return "The store at node 0 is gone"
         if self.elastic:
-            done = any(self._read(f"heartbeat/{worker.name}") == "finished" for worker in self.workers)
+            done = any(one.code == 0 or self._read(f"heartbeat/{one.name}") == "finished" for one in self.workers)
             return "Other nodes have finished already" if done else ""
         return f"On another machine {finished} have finished already" if finished else ""
 
