@@ -66,8 +66,8 @@ def test_any_change_is_noticed(tmp_path):
 
 def test_the_old_file_stays_until_the_new_one_is_there(tmp_path):
     path = saved.write(tmp_path / "a", {"x": torch.ones(2)}, {})
-    with pytest.raises(FileError, match=r"no type for x \(torch\.complex64\)"):
-        saved.write(path, {"x": torch.zeros(2, dtype=torch.complex64)}, {})
+    with pytest.raises(FileError, match=r"no type for x \(torch\.complex128\)"):
+        saved.write(path, {"x": torch.zeros(2, dtype=torch.complex128)}, {})
     with pytest.raises(TypeError):
         saved.write(path, {"x": torch.zeros(2)}, {"fact": object()})
     assert torch.equal(saved.read(path)[0]["x"], torch.ones(2))
