@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 FORMATS = (".png", ".pdf", ".svg")
 MAX_NODES = 400
 MAX_EDGES = 20_000
+MAX_PIXELS = 60_000  # of the longer side of a picture; matplotlib refuses 65,536
 BEND_UP_TO = 64  # nodes; in larger drawings links are straight
 BENDS = (0.0, 0.12, -0.12, 0.2, -0.2, 0.3, -0.3)  # of links, the straightest first
 # Okabe & Ito's palette for color-blind readers, and brown, which differs in brightness from its neighbors.
@@ -48,6 +49,7 @@ class Picture:
 
     def save(self, path: str | Path) -> Path:
         """Write the picture to a file; its suffix decides the format."""
+        path = _check_format(Path(path))  # before drawing, which can take a while
         return save(self.figure(), path)
 
 
@@ -163,11 +165,8 @@ class Chart(Picture):
         grid = figure.subplots(rows, columns, squeeze=False, sharey=True)
         handles: dict[str, Any] = {}
         for axes, panel in zip(grid.flat, self.panels, strict=False):
-            widths = (
-                np.linspace(6.0, 1.0, len(panel.lines))
-                if self.nested and self.marks == "lines"
-                else [1.2] * len(panel.lines)
-            )
+            nested = self.nested and self.marks == "lines" and len(panel.lines) > 1
+            widths = np.linspace(6.0, 1.0, len(panel.lines)) if nested else [1.2] * len(panel.lines)
             for line, width in zip(panel.lines, widths, strict=True):
                 color, marker = style.get(line.label, (GREY, ""))
                 handles.setdefault(line.label, self._line(axes, line, color, marker, width))
@@ -198,7 +197,8 @@ class Chart(Picture):
             return axes.plot(line.x, line.y, color=color, linewidth=width)[0]
         bars = None
         if line.low is not None and line.high is not None:
-            bars = np.nan_to_num(np.maximum([line.y - line.low, line.high - line.y], 0), posinf=0)
+            bars = np.maximum([line.y - line.low, line.high - line.y], 0)
+            bars = np.where(np.isfinite(bars).all(axis=0), bars, 0)  # no bar where an end of the interval is unknown
         return axes.errorbar(
             line.x, line.y, yerr=bars, color=color, marker=marker, markersize=4.5, capsize=2, elinewidth=1.2,
             linewidth=width, linestyle="none" if self.marks == "dots" else "-",
@@ -274,7 +274,8 @@ def save(figure: Figure, path: str | Path) -> Path:
     kind = path.suffix[1:].lower()
     undated = {"pdf": {"CreationDate": None}, "svg": {"Date": None}, "png": {}}[kind]
     with rc_context({"svg.hashsalt": "perron"}):  # otherwise the ids in an SVG are random
-        figure.savefig(buffer, format=kind, dpi=150, metadata=undated)
+        dpi = min(150, MAX_PIXELS / max(figure.get_size_inches()))
+        figure.savefig(buffer, format=kind, dpi=dpi, metadata=undated)
     return write_bytes(path, buffer.getvalue())
 
 

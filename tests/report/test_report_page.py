@@ -245,7 +245,7 @@ def test_dark_mode_and_its_button(opened):
     light, dark = opened(color_scheme="light"), opened(color_scheme="dark")
     assert light.evaluate(colours) == ["rgb(255, 255, 255)", "#1b1f24"]
     assert dark.evaluate(colours) == ["rgb(20, 24, 29)", "#e8ecf0"]
-    button = dark.get_by_role("button", name="Dark colours")
+    button = dark.get_by_role("button", name="Dark colors")
     assert button.get_attribute("aria-pressed") == "true"
     button.click()
     assert dark.evaluate(colours) == light.evaluate(colours)

@@ -185,7 +185,7 @@ class _Progress:
     """The progress of all runs; it writes the live files of those runs whose workers do not see the directory."""
 
     def __init__(self, jobs: list[Job]) -> None:
-        self.jobs = jobs
+        self.jobs, self.work = jobs, [cost(job.run) for job in jobs]
         self.ended: set[int] = set()
         self.reports: dict[int, Report] = {}  # of the runs in progress
         self.records: dict[int, Records] = {}
@@ -214,9 +214,8 @@ class _Progress:
 
     def share(self) -> float:
         """Return the share of all work that is done."""
-        work = [cost(job.run) for job in self.jobs]
         shares = {place: report.share for place, report in self.reports.items()} | dict.fromkeys(self.ended, 1.0)
-        return sum(work[place] * shares.get(place, 0.0) for place in range(len(work))) / sum(work)
+        return sum(work * shares.get(place, 0.0) for place, work in enumerate(self.work)) / sum(self.work)
 
     def line(self) -> str:
         """Return a line about a run in progress, each in turn; empty if there is none."""
@@ -359,7 +358,7 @@ def _collect(
             "torch": torch.__version__,
             "numpy": np.__version__,
         },
-        started=started.replace(microsecond=0),
+        started=started,
         seconds=round(seconds, 1),
         core_seconds=round(sum(each.values()), 1),
         runs=each,
@@ -368,5 +367,6 @@ def _collect(
         warned=warned,
         sha256=sha256(content).hexdigest(),
     )
-    write_bytes(folder / "manifest.json", (json.dumps(manifest.model_dump(mode="json"), indent=2) + "\n").encode())
+    fields = manifest.model_dump(mode="json") | {"started": started.isoformat(timespec="seconds")}
+    write_bytes(folder / "manifest.json", (json.dumps(fields, indent=2) + "\n").encode())
     return outcome

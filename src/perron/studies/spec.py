@@ -89,7 +89,7 @@ class Study(BaseModel):
         every: the number of steps between two records; ``"log"``; or by default about 200 records.
         links: ``loss``, ``delay`` and ``repeats`` of links that are not reliable, see `perron.algorithms.unreliable.Links`.
         trials, seeds: independent runs side by side, for each seed.
-        metrics: names, see `perron.metrics.METRICS`; ``residual_block_sq_20`` sums over blocks of 20 steps.
+        metrics: names, see `perron.simulation.metrics.METRICS`; ``residual_block_sq_20`` sums over blocks of 20 steps.
         final_metrics: those that are measured after the last step only.
         accuracies: for the conclusion time_to_accuracy, values of grad_norm_sq to be reached.
         losses: for the conclusion training, values of the training loss to be reached.

@@ -114,7 +114,7 @@ def _cells(row: Row) -> dict[str, str]:
 def _sentences(rows: list[Row], others: list[tuple[str, float]]) -> list[str]:
     steady = [row for row in rows if row["stationary"]]
     if not steady:
-        return ["In no case is |eps|^2 stationary at the end of the run, so nothing is said about it."]
+        return ["In no case is |eps|^2 stationary at the end of the run, so no conclusion is drawn about it."]
     sentences = [
         f"Push-Pull's residual does not vanish: in {len(steady)} of {len(rows)} cases |eps|^2 stays at a constant level to "
         "the end."
