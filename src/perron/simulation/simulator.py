@@ -171,7 +171,7 @@ class Running:
         self.traffic = Traffic(0, 0, 0, 0)
         self._per_step: Traffic | None = None
         first = one.first()
-        self.blockwise = self._blockwise(first) if first.numel() > _blockwise.LARGE else None
+        self.blockwise = self._blockwise(first) if first.numel() * first.element_size() > _blockwise.LARGE else None
         self.state = self.blockwise.state if self.blockwise else one.algorithm.init(first, self.node)
 
     def _blockwise(self, first: Tensor) -> Blockwise:
