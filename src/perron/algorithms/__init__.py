@@ -1,4 +1,4 @@
-"""Algorithms, by family. `ALGORITHMS` lists 38 variants of 22 methods by their short names."""
+"""Algorithms, by family. `ALGORITHMS` lists 38 variants of 24 methods by their short names."""
 
 from perron.algorithms.base import Algorithm
 from perron.algorithms.centralized import CentralizedSGD
