@@ -34,7 +34,7 @@ MODULES = {
     "mixing": "networks.mixing",
     "models": "data.models",
     "network": "networks.facts",
-    "node": "algorithms.node",
+    "node": "algorithms.wrappers",  # which has the names of `algorithms.node`, too
     "optim": "distributed.optimizer",
     "partition": "data.partition",
     "pools": "studies.executors",
