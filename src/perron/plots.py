@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -41,11 +42,11 @@ def draw(graph: Graph | Sequence[Graph], path: str | Path) -> Path:
     return Drawing(dict(zip(titles, graphs, strict=True))).save(path)
 
 
-class Picture:
+class Picture(ABC):
     """A figure as data, which ``figure`` draws with matplotlib."""
 
-    def figure(self) -> Figure:
-        raise NotImplementedError
+    @abstractmethod
+    def figure(self) -> Figure: ...
 
     def save(self, path: str | Path) -> Path:
         """Write the picture to a file; its suffix decides the format."""
@@ -65,9 +66,7 @@ class Drawing(Picture):
             if len(graph.edges) > MAX_EDGES:
                 raise GraphError(f"{graph.name} has {len(graph.edges):,} edges; at most {MAX_EDGES:,} can be drawn.")
             if graph.nodes > MAX_NODES:
-                raise GraphError(
-                    f"{graph.name} has too many nodes for a readable drawing; at most {MAX_NODES} can be drawn."
-                )
+                raise GraphError(f"{graph.name} has {graph.nodes:,} nodes; at most {MAX_NODES} can be drawn readably.")
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
 
