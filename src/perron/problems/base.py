@@ -116,7 +116,7 @@ class Problem(ABC):
             h = size / torch.where(length > 0, length, 1)
             return (self.local_grads(points + h * v) - self.local_grads(points - h * v)) / (2 * h)
 
-        if type(self).grad_into is not Problem.grad_into:  # torch.func does not follow gradients that are written into memory
+        if type(self).grad_into is not Problem.grad_into:  # torch.func does not follow such writes
             return differences
         numbers = torch.randn(self.nodes, self.dim, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
         trial = numbers.to(points)
