@@ -79,13 +79,7 @@ def test_survivors_of_two_kills_reach_the_optimum_of_their_average(graph, launch
     check(found, [0, 2, 4])
     for one in found.values():
         lost = {node: how for change in one["changes"] for node, how in change["lost"].items()}
-        starved = {node for node, how in lost.items() if how.startswith("silent")} - {
-            "1",
-            "3",
-        }  # on a busy machine, and back
-        assert lost == {"1": "killed by SIGKILL", "3": "killed by SIGKILL"} | {node: lost[node] for node in starved}, (
-            lost
-        )
+        assert lost == {"1": "killed by SIGKILL", "3": "killed by SIGKILL"}, lost
         assert one["changes"][-1]["members"] == [0, 2, 4]
         assert all(change["seconds"] < 30 for change in one["changes"])  # without waiting for the timeout
         assert one["averages"][-1][2] == pytest.approx(2.0)  # buffers of 0, 2 and 4
