@@ -5,6 +5,7 @@ without a traceback.
 """
 
 __all__ = [
+    "DivergenceError",
     "FailedError",
     "FileError",
     "GraphError",
@@ -12,6 +13,7 @@ __all__ = [
     "NetworkError",
     "PerronError",
     "SpectralError",
+    "TrainingFinishedError",
     "UnknownNameError",
 ]
 
@@ -46,6 +48,14 @@ class FailedError(PerronError):
 
 class NetworkError(PerronError):
     """A neighbor that failed or does not respond."""
+
+
+class DivergenceError(PerronError):
+    """Numbers that are not finite: a gradient, a message or a state. It ends the training on all nodes."""
+
+
+class TrainingFinishedError(NetworkError):
+    """A process that was started again after its elastic training had finished."""
 
 
 def listed(items: object, limit: int = 6, *, sep: str = ", ") -> str:

@@ -34,7 +34,7 @@ from perron.distributed.node import DistributedNode
 from perron.distributed.optimizer_state import pack_state, unpack_state
 from perron.distributed.process_group import TIMEOUT, FixedPeers, check_timeout
 from perron.distributed.setup import membership
-from perron.errors import NetworkError, PerronError
+from perron.errors import DivergenceError, NetworkError, PerronError
 from perron.networks.builder import NetworkLike
 
 
@@ -139,7 +139,7 @@ class Decentralized(torch.optim.Optimizer):
         scaled = getattr(self, "found_inf", None) is not None  # GradScaler expects overflows, and lowers its scale
         if self.nonfinite == "raise" and not scaled:
             where = f"Node {self.node.name}: the gradient of step {self.steps} is not finite in {wrong}."
-            raise PerronError(f"{where} Lower lr, clip gradients, or pass nonfinite='skip'.")
+            raise DivergenceError(f"{where} Lower lr, clip gradients, or pass nonfinite='skip'.")
         self.skipped += 1
         return self.last.clone()
 
