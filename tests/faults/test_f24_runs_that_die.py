@@ -9,7 +9,7 @@ from study_runs import run_in_background, wait_for
 from table import FULL
 
 from perron.monitor.records import LIVE
-from perron.studies.runner import _name, read_study
+from perron.studies.results import read_study, run_name
 from perron.studies.spec import load
 
 MINUTES = 0.25 if FULL else 0.5  # a busy machine may be slow
@@ -35,14 +35,14 @@ def test_f24_runs_that_die(tmp_path, row):
     file.write_text(STUDY)
     runs = {run.lr: run for run in load(file).runs}
     assert len(runs) == 40
-    pipe = out / "runs" / f"{_name(runs[0.3])}{LIVE}"
+    pipe = out / "runs" / f"{run_name(runs[0.3])}{LIVE}"
     pipe.parent.mkdir(parents=True)
     os.mkfifo(pipe)  # who opens it, waits for ever
     process = run_in_background(file, out, "--workers", "2")
 
     def worker(lr):
         """The process that does a run now."""
-        path = out / "runs" / f"{_name(runs[lr])}{LIVE}"
+        path = out / "runs" / f"{run_name(runs[lr])}{LIVE}"
         lines = path.read_text().splitlines() if path.exists() else []
         return json.loads(lines[0])["pid"] if lines else None
 

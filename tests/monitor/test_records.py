@@ -26,6 +26,7 @@ from perron.monitor.logger import Log
 from perron.monitor.records import Records, Tail, Track, is_locked, read
 from perron.monitor.status import StudyFolder, makespan, open_folder
 from perron.problems import Quadratic
+from perron.studies.executors import Executor
 from perron.studies.job import Report, perform, write_result
 from perron.studies.runner import run_study
 from perron.studies.spec import Study
@@ -334,7 +335,7 @@ def test_tensorboard_has_the_table_of_a_study(tmp_path):
 def test_a_worker_that_does_not_see_the_directory_is_heard(tmp_path):
     kept = {}
 
-    class Blind:
+    class Blind(Executor):
         def run(self, jobs, on_progress):
             for place, job in enumerate(jobs):
                 on_progress(place, Report(0, 1, {}))

@@ -22,7 +22,8 @@ from perron.studies.executors import ray as ray_executor
 from perron.studies.executors import slurm as slurm_executor
 from perron.studies.job import Job, perform, write_result
 from perron.studies.provenance import versions
-from perron.studies.runner import _name, run_study
+from perron.studies.results import run_name
+from perron.studies.runner import run_study
 from perron.studies.spec import Study, load
 
 ROOT = Path(__file__).parents[2]
@@ -55,7 +56,7 @@ def study(file) -> Study:
 
 
 def job(run, folder: Path, **more) -> Job:
-    return Job(run, folder / "runs" / _name(run), **more)
+    return Job(run, folder / "runs" / run_name(run), **more)
 
 
 def whole(study: Study, folder: Path) -> bytes:

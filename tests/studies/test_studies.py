@@ -23,6 +23,7 @@ from perron.errors import PerronError
 from perron.networks import topologies
 from perron.problems import Quadratic
 from perron.studies import conclusions
+from perron.studies import results
 from perron.studies import runner as experiment
 from perron.studies.job import Job, execute, perform
 from perron.studies.runner import read_study, run_study
@@ -340,6 +341,7 @@ def test_results_of_other_code_are_not_taken(quick, tmp_path, monkeypatch):
     study = load(quick, {"topologies": ["ring"], "nodes": [2]})
     run_study(study, tmp_path / "out")
     monkeypatch.setattr(experiment, "code", lambda: "changed")
+    monkeypatch.setattr(results, "own_code", lambda: "changed")
     assert run_study(study, tmp_path / "out").reused == 0
 
 

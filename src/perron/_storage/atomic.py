@@ -71,6 +71,33 @@ def make_directory(path: Path) -> None:
         raise FileError(f"Cannot make the directory {path}: {error.strerror}.") from None
 
 
+def make_own_directory(path: Path) -> None:
+    """Create a directory like `make_directory`; refuse a symbolic link, through which files elsewhere would be changed."""
+    if path.is_symlink():
+        raise FileError(f"{path} is a symbolic link; replace it by a directory, or choose another place.")
+    make_directory(path)
+
+
+def keep_file(path: Path, target: Path) -> Path:
+    """Give a file a second name, or copy it on a file system without hard links; a file that is there already stays.
+
+    Under its second name the content stays as it is when the file is replaced, as by `write_bytes`.
+    """
+    if not path.is_symlink():
+        try:
+            os.link(path, target)
+            _flush_directory(target.parent)
+            return target
+        except FileExistsError:
+            return target
+        except OSError:  # no hard links here
+            pass
+    try:
+        return target if target.exists() else write_bytes(target, path.read_bytes())
+    except OSError as error:
+        raise FileError(f"Cannot keep {path} as {target}: {error.strerror or error}.") from None
+
+
 def remove_leftovers(path: Path) -> None:
     """Remove temporary files for ``path`` of processes that no longer exist, or that had the id of this process."""
     with os.scandir(path.parent) as entries:

@@ -32,7 +32,7 @@ from perron.errors import FailedError, FileError, PerronError
 if TYPE_CHECKING:
     from perron.studies.conclusions.base import Conclusion
     from perron.studies.executors import Executor
-    from perron.studies.runner import Outcome
+    from perron.studies.results import Outcome
 
 app = App(
     help="""Run sweeps over networks, algorithms and steps, from a file.
@@ -164,7 +164,7 @@ def plot(folder: Folder, as_json: Json = False) -> None:
     perron study plot results/demo
     """
     from perron.studies.conclusions import conclude, write
-    from perron.studies.runner import read_study
+    from perron.studies.results import read_study
 
     outcome = read_study(folder)
     written = write(outcome, conclude(outcome))
@@ -175,15 +175,24 @@ def plot(folder: Folder, as_json: Json = False) -> None:
 
 
 @app.command()
-def show(folder: Folder, as_json: Json = False) -> None:
+def show(
+    folder: Folder,
+    code: Annotated[
+        str | None, option("--code", "HASH", "Results of this code of perron (default: those of results.parquet).")
+    ] = None,
+    as_json: Json = False,
+) -> None:
     """Show the tables of a study and its conclusions.
 
+    Results of other code stay in the directory: they are listed below the tables, and shown with --code.
+
     perron study show results/demo
+    perron study show results/demo --code 3fa2c1aa
     perron study show results/demo --json
     """
-    from perron.studies.runner import read_study
+    from perron.studies.results import read_study
 
-    finish(read_study(folder), files=False, as_json=as_json)
+    finish(read_study(folder, code=code), files=False, as_json=as_json)
 
 
 def run_with_progress(
@@ -224,11 +233,18 @@ def run_with_progress(
 
         try:
             return run_study(
-                study, folder, workers=workers, executor=executor, progress=progress, began=began, news=news
+                study,
+                folder,
+                workers=workers,
+                executor=executor,
+                progress=progress,
+                began=began,
+                news=news,
+                notice=print_line,
             )
         except KeyboardInterrupt:
             bar.stop()
-            print_line(f"Stopped. The results so far are kept in {folder}; the same command resumes the study.")
+            print_line(f"Stopped. Finished runs are kept in {folder}; the same command resumes the study.")
             raise typer.Exit(ExitCode.INTERRUPTED) from None
         finally:
             if board:
@@ -239,25 +255,31 @@ def finish(outcome: Outcome, *, files: bool = True, only: Sequence[str] = (), as
     """Print the conclusions of a study and its tables (or only some), write its files, and raise if runs failed."""
     from perron import report
     from perron.studies.conclusions import conclude, failures, write
+    from perron.studies.results import earlier, results_by_code
 
     try:
         conclusion = conclude(outcome)
     except PerronError as error:
-        if files:  # the page shows the error
+        if files and outcome.written:  # the page shows the error
             report.write([outcome], outcome.folder / "report.html")
         hidden = outcome.failed and not outcome.table.empty
         message = f"{error} Besides, runs failed: {failures(outcome)}" if hidden else str(error)
+        message += "" if outcome.written else f" The results that were in {outcome.folder} before are still there."
         raise (FailedError if outcome.failed else PerronError)(message) from None
     paths = write(outcome, conclusion) if files else []
     if files:
         paths.append(report.write([outcome], outcome.folder / "report.html", concluded=conclusion))
+    code, by_code = outcome.manifest.code if outcome.manifest else "", results_by_code(outcome.folder)
     if as_json:
         fields = {name: getattr(outcome, name) for name in ("folder", "done", "reused", "failed", "warned")}
         fields |= {"study": outcome.study.name, "runs": len(outcome.study.runs), "seconds": round(outcome.seconds, 3)}
         fields |= {"conclusion": outcome.study.conclusion, "sentences": conclusion.sentences}
+        fields |= {"code": code, "results_by_code": by_code, "earlier": earlier(outcome.folder)}
         write_json(fields | {"summary": conclusion.summary, "files": paths})
     else:
         _print(outcome, conclusion, paths, only)
+        for hashed in by_code.keys() - {code}:
+            print_lines(f"Results of other code: {hashed}, {by_code[hashed]} runs (perron study show --code {hashed}).")
     if outcome.failed:
         raise FailedError(
             f"{len(outcome.failed)} of {len(outcome.study.runs)} runs failed: {failures(outcome).rstrip('.')}. "

@@ -32,7 +32,7 @@ from perron.plots import Chart
 from perron.report import curves, facts, networks
 from perron.studies.conclusions import conclude
 from perron.studies.conclusions.base import Conclusion
-from perron.studies.runner import Outcome, read_manifest, read_study
+from perron.studies.results import Outcome, read_manifest, read_study
 
 HERE = Path(__file__).parent
 NUMBERS = 300_000  # in all curves of a page together: about 3 MB
@@ -105,7 +105,7 @@ def _section(
     outcome: Outcome, name: str, points: int, concluded: Conclusion | None
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return the values that the template shows of a study, and the data that the script draws."""
-    study, manifest = outcome.study, read_manifest(outcome.folder)
+    study, manifest = outcome.study, outcome.manifest or read_manifest(outcome.folder)
     try:
         found, trouble = concluded or conclude(outcome), ""
     except PerronError as error:

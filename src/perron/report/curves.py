@@ -17,8 +17,8 @@ from perron.simulation.metrics import BLOCKS, METRICS
 from perron.studies.conclusions import text
 from perron.studies.conclusions.base import Table
 from perron.studies.conclusions.text import OPTIONS, VARYING
+from perron.studies.results import Outcome
 from perron.studies.run import PROBLEMS, Run, algorithm_of
-from perron.studies.runner import Outcome
 from perron.studies.statistics import series
 
 FEWEST, MOST = 40, 400  # points of a curve

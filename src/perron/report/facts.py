@@ -9,8 +9,8 @@ from typing import Any
 from perron.errors import PerronError
 from perron.monitor.progress import format_duration
 from perron.studies.conclusions.text import OPTIONS, VARYING
+from perron.studies.results import Manifest, Outcome
 from perron.studies.run import Run
-from perron.studies.runner import Manifest, Outcome
 from perron.studies.spec import Study, load, shipped
 
 TABLES = ("nodes", "lr", "problem")

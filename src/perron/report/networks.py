@@ -11,8 +11,8 @@ from perron.networks.graph import Graph
 from perron.networks.spectral import MatrixMetrics, NetworkMetrics, describe
 from perron.studies.conclusions import text
 from perron.studies.conclusions.base import Table
+from perron.studies.results import Outcome
 from perron.studies.run import Run
-from perron.studies.runner import Outcome
 
 MOST_NODES, MOST_EDGES = 120, 2000  # of a network that is drawn in the page
 MOST = 100  # networks

@@ -1,8 +1,10 @@
 from . import executors as executors
 from . import statistics as statistics
 from .conclusions import conclude as conclude
-from .runner import Outcome as Outcome
-from .runner import read_study as read_study
+from .results import Outcome as Outcome
+from .results import earlier as earlier
+from .results import read_study as read_study
+from .results import results_by_code as results_by_code
 from .runner import run_study as run_study
 from .spec import Study as Study
 from .spec import load as load

@@ -17,7 +17,7 @@ from perron.studies.conclusions.speedup import speedup
 from perron.studies.conclusions.training import ACCURACY, LOSS, training
 
 if TYPE_CHECKING:
-    from perron.studies.runner import Outcome
+    from perron.studies.results import Outcome
 
 CONCLUSIONS = {
     "speedup": Analysis(speedup, (metric(METRIC), equidistant_records)),

@@ -12,7 +12,7 @@ from perron.studies.conclusions.base import METRIC, Conclusion, Row, Table, by_a
 from perron.studies.statistics import best_time, series
 
 if TYPE_CHECKING:
-    from perron.studies.runner import Outcome
+    from perron.studies.results import Outcome
     from perron.studies.spec import Study
 
 

@@ -14,7 +14,7 @@ from perron.studies.conclusions import text
 from perron.studies.statistics import RECORDS, series
 
 if TYPE_CHECKING:
-    from perron.studies.runner import Outcome
+    from perron.studies.results import Outcome
     from perron.studies.spec import Study
 
 Table = Any  # a pandas table; its own types are of no help to a reader

@@ -23,7 +23,7 @@ from perron.studies.conclusions.base import (
 from perron.studies.statistics import Level, level, series
 
 if TYPE_CHECKING:
-    from perron.studies.runner import Outcome
+    from perron.studies.results import Outcome
 
 FAR = 10.0  # times the level of centralized SGD: a run that settles there has not converged
 

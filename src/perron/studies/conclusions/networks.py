@@ -10,8 +10,8 @@ from perron.studies.conclusions import text
 from perron.studies.conclusions.base import Conclusion
 
 if TYPE_CHECKING:
+    from perron.studies.results import Outcome
     from perron.studies.run import Run
-    from perron.studies.runner import Outcome
 
 COLUMNS = ("topology", "nodes", "weights", "c", "s_A", "s_B")
 

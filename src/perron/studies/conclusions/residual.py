@@ -14,7 +14,7 @@ from perron.studies.conclusions.base import Conclusion, Row, Table, standard_err
 from perron.studies.statistics import Fit, Level, level, power_law, series
 
 if TYPE_CHECKING:
-    from perron.studies.runner import Outcome
+    from perron.studies.results import Outcome
     from perron.studies.spec import Study
 
 VANISHED = 1e-6  # of Push-Pull's residual: a residual below this share has died out

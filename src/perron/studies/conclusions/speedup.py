@@ -13,7 +13,7 @@ from perron.studies.conclusions.base import METRIC, SQUARED_NORM, Conclusion, Ro
 from perron.studies.statistics import Fit, level, power_law, series
 
 if TYPE_CHECKING:
-    from perron.studies.runner import Outcome
+    from perron.studies.results import Outcome
 
 CLOSE = 0.1  # a slope this near -1 is called linear ...
 COARSE = 0.2  # ... unless its interval is wider than this on either side

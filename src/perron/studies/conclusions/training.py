@@ -14,8 +14,8 @@ from perron.studies.conclusions.base import Conclusion, Row, Table, by_algorithm
 from perron.studies.statistics import series, time_to
 
 if TYPE_CHECKING:
+    from perron.studies.results import Outcome
     from perron.studies.run import Run
-    from perron.studies.runner import Outcome
 
 LOSS, ACCURACY = "loss_mean", "test_accuracy"
 AXES = {  # metrics of the averaged model that are drawn, if they were measured

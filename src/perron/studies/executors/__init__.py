@@ -1,10 +1,10 @@
 """Executors do the runs of a study: processes of this machine, a Ray cluster, or Slurm.
 
-An executor has one method. ``run(jobs, on_progress)`` does the jobs, the first ones first. It calls
+An executor is a subclass of `Executor` with one method. ``run(jobs, on_progress)`` does the jobs, the first ones first. It calls
 ``on_progress(place, report)`` when the job at that place in the list reports progress. It yields ``(place, None)`` when the job
 is done and its files are written, or ``(place, reason)`` when it failed; in between it yields None, so that its caller can show
 progress. A job that is killed, hangs (``job.timeout``) or raises an error fails alone. Closing the iterator, or an exception
-within it such as Ctrl-C, stops all jobs.
+within it such as Ctrl-C, stops all jobs. ``check()`` may refuse to work, before a study writes anything.
 """
 
 from __future__ import annotations

@@ -21,6 +21,10 @@ Ends = Generator[tuple[int, str | None] | None, None, None]
 class Executor(Protocol):
     """Does the jobs of a study; see `perron.studies.executors`."""
 
+    def check(self) -> None:
+        """Raise an error if this executor cannot work here, as without its library; called before anything is written."""
+        return
+
     def run(self, jobs: Sequence[Job], on_progress: OnProgress) -> Ends:
         """Do the jobs."""
         ...

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from math import isnan, nan
 from typing import Any
 
-from perron.studies.executors.base import POLL_INTERVAL, Ends, OnProgress, block_interrupts
+from perron.studies.executors.base import POLL_INTERVAL, Ends, Executor, OnProgress, block_interrupts
 from perron.studies.job import Job, Report, perform, prepare, write_result
 
 REPORTED = ("loss_mean", "grad_norm_sq", "test_accuracy")  # metrics in a report, besides the step
@@ -27,7 +27,7 @@ def cores() -> int:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Local:
+class Local(Executor):
     """Processes of this machine; by default one for each core that this process may use."""
 
     workers: int | None = None

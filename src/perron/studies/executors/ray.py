@@ -9,37 +9,56 @@ from __future__ import annotations
 import json
 import logging
 import os
+import re
 import secrets
 import signal
 import socket
+import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
+from ipaddress import ip_address
 from pathlib import Path
 from typing import Any
 
 from perron._storage.atomic import write_bytes
 from perron.errors import PerronError
-from perron.studies.executors.base import POLL_INTERVAL, Ends, OnProgress, Scheduler, block_interrupts, require
+from perron.studies.executors.base import (
+    POLL_INTERVAL,
+    Ends,
+    Executor,
+    OnProgress,
+    Scheduler,
+    block_interrupts,
+    require,
+)
 from perron.studies.executors.local import cores
 from perron.studies.job import Job, Report, Result, perform, prepare, write_result
 
 CONNECT_TIMEOUT = 5.0  # seconds
+OLDEST = (2, 52)  # the first version of Ray with token authentication
+# Settings that Ray reads when it is imported. The second one makes a cluster use 127.0.0.1 as its address, on Linux as well.
+PRIVATE = {"RAY_AUTH_MODE": "token", "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
 GRACE = 10.0  # seconds in which Ray may end a run that is cancelled; after that its process is killed
 TOKEN = "seen.part"  # a file beside the runs, by which a worker recognizes the directory  # noqa: S105
 
 
 @dataclass(frozen=True, kw_only=True)
-class Ray:
+class Ray(Executor):
     """A Ray cluster, by its address; a new one on this machine by default. ``workers`` limits the runs at a time."""
 
     workers: int | None = None
     address: str | None = None
 
+    def check(self) -> None:
+        ray = self._import()
+        if not ray.is_initialized() and self.address:
+            _check_address(self.address)
+
     def run(self, jobs: Sequence[Job], on_progress: OnProgress) -> Ends:
         """Do the jobs; see `perron.studies.executors`."""
-        ray = require("ray", "ray")
+        ray = self._import()
         token_file, token = jobs[0].target.parent / TOKEN, secrets.token_hex(16)
         write_bytes(token_file, token.encode())
         try:
@@ -49,6 +68,31 @@ class Ray:
         finally:
             token_file.unlink(missing_ok=True)
 
+    def _import(self) -> Any:
+        """Import Ray, set up so that a cluster of our own listens on the loopback interface and asks for a token.
+
+        Ray reads these settings when it is imported. The token is random and stays in the environment of our processes; Ray
+        itself would write one into a file that other users may be able to read.
+        """
+        loaded = sys.modules.get("ray")
+        if self.address is None and not (loaded and loaded.is_initialized()):
+            if loaded and any(os.environ.get(name) != value for name, value in PRIVATE.items()):
+                settings = " ".join(f"{name}={value}" for name, value in PRIVATE.items())
+                raise PerronError(
+                    f"Ray was imported before perron could set it up to listen on this machine only: set {settings} in the "
+                    "environment, or import ray later, or call ray.init yourself, and perron uses that cluster."
+                )
+            os.environ.update(PRIVATE)
+            os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
+        ray = require("ray", "ray")
+        if tuple(map(int, re.findall(r"\d+", ray.__version__)[:2])) < OLDEST:
+            oldest = ".".join(map(str, OLDEST))
+            raise PerronError(
+                f"--on ray needs Ray {oldest} or later, which asks clients for a token; this is {ray.__version__}: "
+                f"pip install 'ray>={oldest}'"
+            )
+        return ray
+
     @contextmanager
     def _connected(self, ray: Any) -> Iterator[None]:
         if ray.is_initialized():  # by the caller, who also shuts it down
@@ -57,8 +101,6 @@ class Ray:
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
         os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
         own = {} if self.address else {"num_cpus": self.workers or cores(), "include_dashboard": False}
-        if self.address:
-            _check_address(self.address)
         try:
             with nullcontext() if self.address else block_interrupts():
                 ray.init(address=self.address or "local", log_to_driver=False, logging_level=logging.CRITICAL, **own)
@@ -68,6 +110,11 @@ class Ray:
             hint = " If it asks for a token, set RAY_AUTH_MODE=token." if self.address else ""
             raise PerronError(f"There is no Ray cluster {where}: {reason}.{hint}") from None
         try:
+            if not self.address and not (ip := ip_address(ray.util.get_node_ip_address())).is_loopback:
+                raise PerronError(
+                    f"This version of Ray ({ray.__version__}) listens on {ip} instead of the loopback interface; "
+                    "start a cluster yourself (ray start) if that is wanted, and give its --address."
+                )
             yield
         finally:
             ray.shutdown()

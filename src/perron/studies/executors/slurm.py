@@ -27,11 +27,12 @@ from tempfile import mkdtemp
 from typing import Any
 
 from perron._registry import lookup
-from perron._storage.atomic import write_bytes
+from perron._storage.atomic import make_own_directory, write_bytes
 from perron.errors import PerronError
-from perron.studies.executors.base import POLL_INTERVAL, Ends, OnProgress, Scheduler, require
+from perron.studies.executors.base import POLL_INTERVAL, Ends, Executor, OnProgress, Scheduler, require
 from perron.studies.job import Job, Report, perform, prepare, write_result
 
+START = "start-"  # the folders of starts
 ARRAY = 1000  # tasks of one array job; Slurm allows 1001 by default
 FILE_INTERVAL = 2.0  # seconds between two looks at the files, and between two reports of a job
 STATE_INTERVAL = 10.0  # seconds between two questions to Slurm
@@ -63,7 +64,7 @@ FAILURES = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class Slurm:
+class Slurm(Executor):
     """Slurm with the given options of ``sbatch``, such as partition, time (minutes), cpus, mem, account."""
 
     workers: int | None = None
@@ -79,17 +80,21 @@ class Slurm:
         if not all(isinstance(line, str) for line in lines):
             raise PerronError(f"--slurm setup takes lines of a shell, as 'setup=module load python'; got {setup!r}.")
 
+    def check(self) -> None:
+        require("submitit", "slurm")
+        if shutil.which("sbatch") is None or shutil.which("squeue") is None:
+            raise PerronError("--on slurm needs a machine from which jobs are submitted; there is no sbatch here.")
+
     def run(self, jobs: Sequence[Job], on_progress: OnProgress) -> Ends:
         """Do the jobs; see `perron.studies.executors`."""
-        require("submitit", "slurm")
         folder = jobs[0].target.parent.parent / "slurm"
         name = f"perron-{hashlib.sha256(str(folder).encode()).hexdigest()[:12]}"
-        self._check()
         self._cancel(name)  # jobs of a study that was killed: no other process may run one in this directory
-        shutil.rmtree(folder, ignore_errors=True)
-        folder.mkdir(parents=True, exist_ok=True)  # other machines may hold files open in it
+        make_own_directory(folder)
+        for start in folder.glob(f"{START}*"):
+            shutil.rmtree(start, ignore_errors=True)  # other machines may hold files open in it
         # A folder for each start: a job of an earlier one finds no heartbeat in its own, and ends.
-        scheduler = _Scheduler(self, jobs, on_progress, Path(mkdtemp(prefix="start-", dir=folder)), name)
+        scheduler = _Scheduler(self, jobs, on_progress, Path(mkdtemp(prefix=START, dir=folder)), name)
         try:
             yield from scheduler.run(self.workers)
         except BaseException:
@@ -97,10 +102,6 @@ class Slurm:
             raise
 
     # ---- commands of Slurm
-
-    def _check(self) -> None:
-        if shutil.which("sbatch") is None or shutil.which("squeue") is None:
-            raise PerronError("--on slurm needs a machine from which jobs are submitted; there is no sbatch here.")
 
     def _submit(self, folder: Path, name: str, tasks: Sequence[tuple[str, ...]], minutes: int) -> list[str]:
         """Submit an array job; return the ids of its tasks."""
