@@ -22,8 +22,7 @@ from perron._storage import tensorfile as saved
 from perron.errors import PerronError
 from perron.networks import topologies
 from perron.problems import Quadratic
-from perron.studies import conclusions
-from perron.studies import results
+from perron.studies import conclusions, results
 from perron.studies import runner as experiment
 from perron.studies.job import Job, execute, perform
 from perron.studies.runner import read_study, run_study
