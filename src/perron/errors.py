@@ -8,6 +8,7 @@ __all__ = [
     "DivergenceError",
     "FailedError",
     "FileError",
+    "FormatError",
     "GraphError",
     "MixingError",
     "NetworkError",
@@ -36,6 +37,10 @@ class SpectralError(PerronError):
 
 class FileError(PerronError):
     """A file that cannot be read or written."""
+
+
+class FormatError(FileError):
+    """An intact file in a format, or a version of it, that this version of perron does not read."""
 
 
 class UnknownNameError(PerronError):

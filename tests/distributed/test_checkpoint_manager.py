@@ -5,8 +5,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from perron.distributed import checkpoint
-from perron.distributed.checkpoint import Moment
+from perron.distributed import checkpoint_record
+from perron.distributed.checkpoint_files import Moment
+from perron.distributed.checkpoint_record import Origin
 
 
 class Optimizer:
@@ -45,7 +46,7 @@ class Nodes:
         self.steps, self.behind = [common.step if common else 0] * len(self.steps), [False] * len(self.steps)
         self.optimizers = [Optimizer(len(self.steps)) for _ in self.steps]
         for one in self.optimizers:
-            checkpoint._origins[one] = (f"{self.run:03d}", common)
+            checkpoint_record.origins[one] = Origin(f"{self.run:03d}", common)
         return common
 
 
@@ -60,7 +61,7 @@ def lost(nodes, every, keep, seed, needed):
         step = common.step if common else 0
         found += step < before
         before = step
-        assert max(map(len, one.saved)) <= keep + nodes + 2 or needed is not checkpoint._needed
+        assert max(map(len, one.saved)) <= keep + nodes + 2 or needed is not checkpoint_record.find_needed
     return found
 
 
@@ -68,7 +69,7 @@ def lost(nodes, every, keep, seed, needed):
 @pytest.mark.parametrize("every", [1, 2, 3, 10])
 @pytest.mark.parametrize("keep", [2, 3])
 def test_nothing_that_all_had_is_lost(nodes, every, keep):
-    assert sum(lost(nodes, every, keep, seed, checkpoint._needed) for seed in range(5)) == 0
+    assert sum(lost(nodes, every, keep, seed, checkpoint_record.find_needed) for seed in range(5)) == 0
 
 
 def test_keeping_the_newest_is_not_enough():
@@ -79,5 +80,7 @@ def test_keeping_the_newest_is_not_enough():
 def test_what_is_kept_by_default():
     moments = [Moment("1", step) for step in (300, 200, 100)]
     optimizer = Optimizer(4)
-    assert checkpoint._needed(moments, Moment("1", 400), optimizer) == moments[:1]
-    assert checkpoint._needed(moments, Moment("2", 400), optimizer) == moments  # members have changed: nobody knows
+    assert checkpoint_record.find_needed(moments, Moment("1", 400), optimizer) == moments[:1]
+    assert (
+        checkpoint_record.find_needed(moments, Moment("2", 400), optimizer) == moments
+    )  # members have changed: nobody knows

@@ -27,7 +27,8 @@ DEFAULTS = {
     "steps": 60, "every": 10, "timeout": 5.0 if FULL else 30.0, "pause": 0.002, "slow": None, "bad": None,
     "graph": "one_peer_exponential", "nonfinite": "raise", "seed": 0, "lr": 0.05, "weights": "uniform", "wire": None,
     "width": 20, "dtype": "float32", "algorithm": "push_pull", "broadcast": True, "weight_decay": 0.0,
-    "perron": None, "torch": None, "size": None,
+    "perron": None, "torch": None, "size": None, "corrupt": None, "spoil": None, "fresh": False,
+    "disk": "checkpoints",
 }  # fmt: skip
 
 
@@ -40,6 +41,20 @@ def noted(optimizer, path):
         finite = all(bool(torch.isfinite(tensor).all()) for tensor in optimizer.algorithm_state)
         path.write_text(json.dumps([time.monotonic(), finite, str(error)]))
         raise
+
+
+def corrupt(node, step, value):
+    """From now on, the messages that a node posts in a step have a wrong number in them."""
+    encode = node.encode
+
+    def encoded(tensor):
+        sent = encode(tensor)
+        if node.step == step:
+            sent = sent.clone()
+            sent.view(-1)[len(sent) // 2] = float(value)
+        return sent
+
+    node.encode = encoded
 
 
 def main(folder, options):
@@ -64,8 +79,11 @@ def main(folder, options):
             "graph", "lr", "timeout", "nonfinite", "seed", "weights", "wire", "broadcast", "weight_decay"
         )},
     )  # fmt: skip
-    keeper = perron.CheckpointManager(folder / "checkpoints", optimizer, every=options["every"])
+    disk = folder / options["disk"].format(rank)
+    keeper = perron.CheckpointManager(disk, optimizer, every=options["every"], fresh=options["fresh"])
     log = perron.Log(folder / "log", steps=options["steps"], optimizer=optimizer)
+    if options["corrupt"]:
+        corrupt(optimizer.node, *options["corrupt"])
     with noted(optimizer, folder / f"{rank}.lost"), (folder / f"{rank}.steps").open("a", buffering=1) as told:
         while optimizer.steps < options["steps"]:
             data = torch.randn(8, options["width"], dtype=model[0].weight.dtype)
@@ -77,6 +95,11 @@ def main(folder, options):
             time.sleep(options["pause"] * (10 if options["slow"] == rank else 1))
             log(optimizer.steps)
             told.write(json.dumps([optimizer.steps, time.monotonic(), dict(optimizer.node.waited)]) + "\n")
+            if options["spoil"] and options["spoil"][0] == optimizer.steps:
+                name, value = options["spoil"][1:]
+                spoiled = getattr(optimizer.algorithm_state, name).clone()
+                spoiled[3] = float(value)
+                optimizer.algorithm_state = optimizer.algorithm_state._replace(**{name: spoiled})
             keeper()
     optimizer.close()
     log.close()

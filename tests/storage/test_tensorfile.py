@@ -13,6 +13,7 @@ from safetensors.torch import load_file
 from perron import PerronError
 from perron._storage import tensorfile as saved
 from perron.distributed import checkpoint
+from perron.distributed.checkpoint_files import Moment, read_part
 from perron.distributed.optimizer import Decentralized
 from perron.errors import FileError
 
@@ -139,7 +140,7 @@ def test_a_directory_that_may_not_be_entered(tmp_path, monkeypatch):
 
     monkeypatch.setattr(Path, "is_symlink", refuse)
     with pytest.raises(FileError, match=r"node-0\.safetensors cannot be read: Permission denied"):
-        checkpoint._read(tmp_path, checkpoint.Moment("run", 1), 0)
+        read_part(tmp_path, Moment("run", 1), 0)
 
 
 def test_a_training_resumes_from_a_checkpoint_of_version_0_1(tmp_path):

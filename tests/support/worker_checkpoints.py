@@ -14,6 +14,7 @@ from torch import nn
 
 import perron
 from perron.distributed import checkpoint
+from perron.distributed.checkpoint_files import find_moments, read_part
 from perron.distributed.optimizer import Decentralized
 
 RANK, SIZE, FOLDER = int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3])
@@ -34,11 +35,11 @@ def trained(model, optimizer, steps):
     return torch.cat([value.flatten().double() for value in model.state_dict().values()])
 
 
-def loaded(optimizer, folder=SAVED):
+def loaded(optimizer, folder=SAVED, **options):
     """Load; what is remarked must have been warned of, too."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        found = checkpoint.load(folder, optimizer)
+        found = checkpoint.load(folder, optimizer, **options)
     said = [str(warning.message) for warning in caught]
     assert found is None or not found.remark or found.remark in said
     return found
@@ -109,8 +110,24 @@ def check_damage():
     if RANK == 2:
         (run / "step-0000000004" / "node-2.safetensors").unlink()
     dist.barrier()
-    assert loaded(optimizer, saved) is None
+    there = sorted(saved.rglob("*.safetensors"))
+    try:
+        loaded(optimizer, saved)
+    except perron.FileError as error:
+        assert "none that all 3 nodes can use. Step 8 can be used by node 0, 2. Node 1: " in str(error), error
+        assert "Step 4 can be used by node 0, 1. Node 2 has none of 4. Make them available to all nodes" in str(error)
+    else:
+        raise AssertionError
     assert torch.equal(trained(model, optimizer, 0), before)
+    dist.barrier()
+    assert loaded(optimizer, saved, fresh=True) is None
+    trained(model, optimizer, 9)
+    for _ in range(4):
+        trained(model, optimizer, 3)
+        checkpoint.save(saved, optimizer)
+    dist.barrier()
+    assert [path for path in there if not path.exists()] == []
+    assert loaded(made()[1], saved).step == optimizer.steps
     try:
         checkpoint.save(saved, optimizer, notes={"object": object()})
     except perron.FileError as error:
@@ -123,8 +140,8 @@ def check_another_number_of_nodes():
     model, optimizer = made()
     found = loaded(optimizer)
     assert "saved by 3 nodes, now there are 2" in found.remark
-    moment = max(checkpoint._moments(SAVED))
-    parts = [checkpoint._read(SAVED, moment, number)[1] for number in range(3)]
+    moment = max(find_moments(SAVED))
+    parts = [read_part(SAVED, moment, number)[1] for number in range(3)]
     assert torch.allclose(optimizer.algorithm_state.x, torch.stack([part["state.x"] for part in parts]).mean(0))
     means = torch.stack([part["buffer.1.running_mean"] for part in parts])
     variances = torch.stack([part["buffer.1.running_var"] for part in parts])

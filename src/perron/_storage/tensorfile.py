@@ -2,8 +2,8 @@
 
 The format is safetensors, which other programs read too; nothing in it is code. The facts are JSON in the header's metadata,
 and the last tensor is the SHA-256 of all bytes before it. Files are written directly from the tensors' memory, which the
-safetensors library would copy first. `read_with_manifest` reads the checkpoints of version 0.1: facts and checksums are in a
-second file.
+safetensors library would copy first. `read_with_manifest` reads the older formats of checkpoints: facts and checksums are in
+a second file.
 """
 
 from __future__ import annotations
@@ -87,27 +87,49 @@ def read(path: str | Path) -> Content:
 def read_with_manifest(manifest: Path) -> Content:
     """Return tensors and facts of a safetensors file whose facts, size and checksum are in a JSON file of the same name.
 
-    The manifest begins with its own size and checksum (of the rest of it). Version 0.1 wrote checkpoints in this form.
+    Checkpoints of formats 1 and 2 have this form. The manifest has a checksum of itself, too.
     """
     size = _size(manifest)
     if size > LARGEST_HEADER:
         raise FileError(f"{manifest} cannot be read: it has {size:,} bytes.")
     with _reading(manifest):
         content = manifest.read_bytes()
-    begin = MANIFEST.match(content)
-    if begin is None:
+    facts = _second_manifest(manifest, content) or _first_manifest(manifest, content)
+    if facts is None:
         raise FileError(f"{manifest} is damaged: it has {size:,} bytes, and does not begin as a manifest.")
-    with _reading(manifest):
-        _check_size(manifest, size, int(begin[1]))
-    _check_sum(manifest, size, sha256(content[begin.end() :]).hexdigest(), begin[2].decode())
-    with _reading(manifest):
-        facts = parse_object(content)
-        expected_size, expected = int(facts["size"]), str(facts["sha256"])
     path = manifest.with_suffix(".safetensors")
     size = _size(path)
+    with _reading(manifest):
+        expected_size, expected = int(facts.get("size", size)), str(facts["sha256"])
     _check_size(path, size, expected_size)
     _check_sum(path, size, _checksum(path, size)[0].hex(), expected)
     return _contents(path)[0], facts
+
+
+def _second_manifest(path: Path, content: bytes) -> dict[str, Any] | None:
+    """Return a manifest of format 2, which begins with its own size and the checksum of the rest; None if it does not."""
+    begin = MANIFEST.match(content)
+    if begin is None:
+        return None
+    with _reading(path):
+        _check_size(path, len(content), int(begin[1]))
+    _check_sum(path, len(content), sha256(content[begin.end() :]).hexdigest(), begin[2].decode())
+    with _reading(path):
+        return parse_object(content)
+
+
+def _first_manifest(path: Path, content: bytes) -> dict[str, Any] | None:
+    """Return a manifest of format 1, with a checksum of its other entries in the order of their names; None if it is none."""
+    try:
+        facts = parse_object(content)
+    except ValueError:
+        return None
+    expected = facts.pop("own_sha256", None)
+    if facts.get("format") != 1 or not isinstance(expected, str):
+        return None
+    own = sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
+    _check_sum(path, len(content), own, expected)
+    return facts
 
 
 def latest(path: str | Path) -> tuple[dict[str, Tensor], dict[str, Any], str]:

@@ -23,9 +23,10 @@ from torch import Tensor
 from perron.algorithms.base import Algorithm
 from perron.algorithms.node import Handle, Later, NodeLinks, Side
 from perron.distributed.exchange import Exchange
+from perron.distributed.finite import is_finite
 from perron.distributed.node import DistributedNode, ProcessLinks
 from perron.distributed.process_group import DRAIN_SECONDS, Peers, Transfer, explain_error, wait
-from perron.errors import NetworkError, PerronError
+from perron.errors import DivergenceError, NetworkError, PerronError
 
 FOREVER = 7 * 86400.0  # seconds that a link may be silent: gloo closes all connections when a wait times out
 TAGS: dict[Side, int] = {"pull": 2**30, "push": 2**30 + 1}
@@ -41,12 +42,12 @@ class _Link(threading.Thread, ABC):
     def __init__(self, peers: Peers, neighbor: int, side: Side, what: str) -> None:
         super().__init__(name=f"perron {what}", daemon=True)
         self.peers, self.neighbor, self.tag, self.what = peers, neighbor, TAGS[side], what
-        self.error: NetworkError | None = None
+        self.error: PerronError | None = None
 
     def run(self) -> None:
         try:
             self.work()
-        except NetworkError as error:
+        except PerronError as error:
             self.error = error
         except (RuntimeError, dist.DistError) as error:
             self.error = NetworkError(f"{self.what}: {explain_error(error)}. {self.peers.remedy}".rstrip())
@@ -100,6 +101,10 @@ class Inbox(_Link):
         while not last:
             message = torch.empty_like(self.like)
             self.transfer(message, sent=False)
+            if not is_finite(message):
+                raise DivergenceError(
+                    f"{self.what}: the numbers that it sent are not finite. Lower lr or clip gradients."
+                )
             self.newest, last = message[:-1], bool(message[-1])
 
 

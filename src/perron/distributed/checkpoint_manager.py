@@ -21,6 +21,7 @@ from __future__ import annotations
 import atexit
 import gc
 import logging
+import os
 import signal
 import sys
 import threading
@@ -34,6 +35,7 @@ from torch.distributed.distributed_c10d import PrefixStore, _get_default_store
 from perron._storage.atomic import make_directory, write_bytes
 from perron.distributed import checkpoint
 from perron.distributed.checkpoint import Checkpoint
+from perron.distributed.checkpoint_record import note_run
 from perron.distributed.optimizer import Decentralized
 from perron.distributed.process_group import TIMEOUT, first_line
 from perron.distributed.setup import membership
@@ -55,17 +57,22 @@ class CheckpointManager:
         optimizer: the optimizer of the training.
         every: steps between two checkpoints.
         keep: the number of checkpoints to keep.
+        fresh: whether to start a new training although there are checkpoints in the folder; they are neither loaded nor
+            removed. When the launcher restarts the nodes of this training, they resume from its own checkpoints.
 
     Attributes:
         found: the checkpoint from which the training resumes; None if there is none.
     """
 
-    def __init__(self, folder: str | Path, optimizer: Decentralized, *, every: int = 100, keep: int = 2) -> None:
+    def __init__(
+        self, folder: str | Path, optimizer: Decentralized, *, every: int = 100, keep: int = 2, fresh: bool = False
+    ) -> None:
         if every < 1:
             raise PerronError(f"every is a number of steps, 1 or more; got {every}.")
         self.folder, self.optimizer, self.every, self.keep = Path(folder), optimizer, every, keep
         self._check_writable()
-        self.found: Checkpoint | None = checkpoint.load(folder, optimizer)
+        restarted = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0"
+        self.found: Checkpoint | None = checkpoint.load(folder, optimizer, fresh=fresh and not restarted)
         self._saved = optimizer.steps  # nothing new to save yet
         self._signal = 0
         self._lock = threading.Lock()
@@ -87,6 +94,7 @@ class CheckpointManager:
 
         ``notes`` are saved as well, see `perron.distributed.checkpoint.save`.
         """
+        note_run(self.folder, self.optimizer)  # members may have changed
         if self.optimizer.gradients_received:  # in the middle of a step with several gradients
             return
         with self._lock:

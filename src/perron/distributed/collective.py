@@ -16,9 +16,10 @@ from torch import Tensor
 from perron._modules import temporarily_set
 from perron.distributed.asynchronous import AsynchronousNode
 from perron.distributed.consistency import compare, copy_tensors, gather_average, gather_texts, versions
+from perron.distributed.finite import is_finite
 from perron.distributed.node import DistributedNode
 from perron.distributed.process_group import START_TIMEOUT, Peers
-from perron.errors import NetworkError, PerronError
+from perron.errors import DivergenceError, NetworkError, PerronError
 from perron.networks.builder import build_network
 from perron.networks.facts import Network
 from perron.networks.mixing import Mixing
@@ -57,6 +58,9 @@ def assemble(
     if sources or settings["broadcast"]:
         what = f"Node {node.name} lost another node while the model was copied"
         copy_tensors([flat.vector, *_buffers(optimizer).values()], sources or [0], peers, what, optimizer.timeout)
+        if not is_finite(flat.vector):
+            source = node.name if peers.rank in sources else peers.node_ids[(sources or [0])[0]]
+            raise DivergenceError(f"The model of node {source}, which node {node.name} starts from, is not finite.")
     node.step = step
     optimizer._start()
 

@@ -11,8 +11,9 @@ from scipy.sparse import issparse
 from torch import Tensor
 
 from perron.algorithms.node import Handle, Side
+from perron.distributed.finite import is_finite
 from perron.distributed.process_group import Transfer, record_waits
-from perron.errors import NetworkError, listed
+from perron.errors import DivergenceError, NetworkError, listed
 from perron.random import Keyed
 
 if TYPE_CHECKING:
@@ -34,10 +35,19 @@ class Neighbors:
         self.random: Keyed | None = None  # decides which messages unreliable links lose
 
 
+class Message(NamedTuple):
+    """A tensor that a neighbor sent, and its weight."""
+
+    source: int
+    weight: float
+    tensor: Tensor
+
+
 class Exchange(Handle):
     """A pull or push of one tensor; posted in a batch with the others that are pending.
 
-    ``batch`` is set while its messages are in flight, ``result`` afterwards.
+    ``batch`` is set while its messages are in flight, ``result`` and ``error`` afterwards. The algorithm that takes the result
+    gets the error; waiting for messages in flight without taking their result (`DistributedNode.drain`) raises none.
     """
 
     batch: Batch
@@ -47,28 +57,65 @@ class Exchange(Handle):
         self.node, self.side, self.tensor = node, side, tensor
         self.step, self.neighbors = node.step, node.neighbors(side, node.step)
         self.posted = self.done = False
+        self.error: DivergenceError | None = None
 
     def wait(self) -> Tensor:
         if not self.posted:
             self.node.flush()
         if not self.done:
             self.batch.finish()
+        if self.error is not None:
+            raise self.error
         return self.result
 
-    def combine(self, received: list[tuple[float, Tensor]]) -> Tensor:
+    def finish(self, received: list[Message]) -> None:
+        """Combine the messages; a result that is not finite becomes an error that names their sender."""
+        self.result, self.done = self.combine(received), True
+        if not is_finite(self.result):  # one pass over the result costs less than one over each message
+            self.error = self._divergence(received)
+
+    def combine(self, received: list[Message]) -> Tensor:
         """Return the weighted sum of the messages and the own tensor, in the memory of the first message if possible."""
         own = self.neighbors.own
-        if not received or received[0][1].dtype != self.tensor.dtype:
+        if not received or received[0].tensor.dtype != self.tensor.dtype:
             result = self._own_part()
         else:
-            (weight, result), *received = received
+            (_, weight, result), *received = received
             if weight + own == 1:  # one pass over memory rather than two
                 result.lerp_(self.tensor, own)
             else:
                 result.mul_(weight).add_(self.tensor, alpha=own)
-        for weight, message in received:
+        for _, weight, message in received:
             result.add_(message, alpha=weight)
         return result
+
+    def _divergence(self, received: list[Message]) -> DivergenceError:
+        """Return the error about a result that is not finite.
+
+        The result may have overwritten the first message; it is at fault if all other terms are finite and too small to overflow.
+        """
+        name, names, where = self.node.name, self.node.peers.node_ids, f"in step {self.step}"
+        overwritten = [one.source for one in received if one.tensor.data_ptr() == self.result.data_ptr()]
+        intact = [one for one in received if one.source not in overwritten]
+        sources = [one.source for one in intact if not is_finite(one.tensor)]
+        remedy = "Lower lr or clip gradients. Start again to resume from the last checkpoint, which is finite."
+        if not is_finite(self.tensor):
+            return DivergenceError(
+                f"Node {name} has diverged: its own part of the {self} {where} is not finite. {remedy}"
+            )
+        if not sources:
+            largest = max(float(one.abs().max()) for one in (self.tensor, *(one.tensor for one in intact)))
+            if largest < torch.finfo(self.tensor.dtype).max / (1 + len(received)):
+                sources = overwritten
+        if not sources:
+            return DivergenceError(
+                f"Node {name} has diverged: the weighted sum of the {self} {where} overflows. {remedy}"
+            )
+        senders = listed(names[source] for source in sources)
+        edges = listed(f"edge node {names[source]} -> node {name}" for source in sources)
+        return DivergenceError(
+            f"Node {name} received numbers that are not finite from node {senders} {where} ({edges}, {self}). {remedy}"
+        )
 
     def _own_part(self) -> Tensor:
         """Return the own term; of a push in low precision it includes the rounding errors of the messages: no mass is lost."""
@@ -84,8 +131,8 @@ class Exchange(Handle):
 class Gather(Exchange):
     """The messages of all in-neighbors, unweighted: one row for each, in the order of the neighbors."""
 
-    def combine(self, received: list[tuple[float, Tensor]]) -> Tensor:
-        rows = [message for _, message in received]
+    def combine(self, received: list[Message]) -> Tensor:
+        rows = [message.tensor for message in received]
         return torch.stack(rows) if rows else self.tensor.new_empty((0, *self.tensor.shape))
 
 
@@ -93,13 +140,18 @@ class Mean(Handle):
     """The exact average over all nodes, by an all-reduce."""
 
     def __init__(self, node: DistributedNode, x: Tensor) -> None:
-        self.node, self.step = node, node.step
+        self.node, self.step, self.own = node, node.step, x
         self.total = x.clone()
         self.work = node.peers.all_reduce(self.total, timeout=node.timeout)
 
     def wait(self) -> Tensor:
         what = f"Node {self.node.name} lost another node in the average of step {self.step}"
         self.node.peers.finish([(self.work, what)], self.node.timeout)
+        if not is_finite(self.total):
+            part = "finite, that of another node is not" if is_finite(self.own) else "not finite"
+            raise DivergenceError(
+                f"The average of step {self.step} is not finite: node {self.node.name}'s part is {part}."
+            )
         return self.total / self.node.nodes
 
 
@@ -181,17 +233,17 @@ class Batch:
         except NetworkError:
             self.works, self.transfers = [], []  # they are large and keep connections open
             raise
-        received: list[list[tuple[float, Tensor]]] = [[] for _ in self.exchanges]
+        received: list[list[Message]] = [[] for _ in self.exchanges]
         for plan, transfer in zip(self.plans, self.transfers, strict=True):
             if not plan.sent:
                 tensors = [self.exchanges[index].tensor for index in plan.indices]
                 parts = transfer.tensor.split([tensor.numel() for tensor in tensors])  # type: ignore[no-untyped-call]
                 for index, tensor, part in zip(plan.indices, tensors, parts, strict=True):
                     weight = self.exchanges[index].neighbors.sources[plan.neighbor]
-                    received[index].append((weight, part.view_as(tensor)))
-        results = [exchange.combine(messages) for exchange, messages in zip(self.exchanges, received, strict=True)]
-        for exchange, result in zip(self.exchanges, results, strict=True):
-            exchange.result, exchange.done = result, True
+                    received[index].append(Message(plan.neighbor, weight, part.view_as(tensor)))
+        for exchange, messages in zip(self.exchanges, received, strict=True):
+            exchange.finish(messages)
+        for exchange in self.exchanges:
             del exchange.batch  # breaks the cycle, so that buffers are freed at once
         node.finished(self)
 

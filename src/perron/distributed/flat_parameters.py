@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from math import isfinite
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from perron.distributed.finite import describe, is_finite
 from perron.errors import PerronError, listed
 
 Groups = list[dict[str, Any]]
@@ -98,13 +98,13 @@ class FlatParameters:
 
     def not_finite(self, grad: Tensor) -> str:
         """Return the names of the parameters whose gradients are not finite; empty if all are."""
-        if isfinite(float(grad.sum())) or bool(torch.isfinite(grad).all()):  # a sum takes one pass over memory
+        if is_finite(grad):
             return ""
         named = {id(param): name for name, param in self.model.named_parameters()} if self.model is not None else {}
         return listed(
-            f"{named.get(id(param), f'parameter {place}')} ({'NaN' if bool(part.isnan().any()) else 'infinity'})"
+            f"{named.get(id(param), f'parameter {place}')} ({describe(part)})"
             for place, (param, part) in enumerate(zip(self.params, self._split(grad), strict=True))
-            if not bool(torch.isfinite(part).all())
+            if not is_finite(part)
         )
 
     def facts(self, groups: Groups, *, began: bool) -> dict[str, Any]:

@@ -29,6 +29,7 @@ from perron.distributed.asynchronous import check_asynchronous
 from perron.distributed.collective import AVERAGED, WIRES, assemble, averaged_model, join, recovery_from
 from perron.distributed.elastic.membership import Change
 from perron.distributed.elastic.recovery import Recovery
+from perron.distributed.finite import is_finite
 from perron.distributed.flat_parameters import FlatParameters
 from perron.distributed.node import DistributedNode
 from perron.distributed.optimizer_state import pack_state, unpack_state
@@ -62,6 +63,7 @@ class Decentralized(torch.optim.Optimizer):
         run_id: the name of this training in checkpoints; later trainings have greater ones.
         gradients_received: the number of gradients that the current step has had; mostly 0.
         skipped: the number of gradients that were replaced because they were not finite.
+        infinite_buffers: the model's buffers with infinite entries at the start, as masks; all others have to stay finite.
         changes: with elastic membership, a `Change` for each time that members were lost or joined.
         joined: with elastic membership, whether this process joined a running training.
     """
@@ -97,6 +99,8 @@ class Decentralized(torch.optim.Optimizer):
         super().__init__(given, {"lr": lr, "weight_decay": weight_decay})
         self._flat = FlatParameters(self.param_groups, self.model)
         self.algorithm = PushPull() if algorithm is None else algorithm
+        named = self.model.named_buffers() if self.model is not None else ()
+        self.infinite_buffers = frozenset(name for name, buffer in named if not is_finite(buffer))
         self.nonfinite, self.timeout, self.asynchronous = nonfinite, check_timeout(timeout), asynchronous
         if asynchronous:
             check_asynchronous(self.algorithm, elastic=member is not None)
@@ -104,7 +108,7 @@ class Decentralized(torch.optim.Optimizer):
         self._settings: dict[str, Any] = {"weights": weights, "seed": seed, "wire": wire, "broadcast": broadcast}
         self._settings |= {"timeout": timeout, "nonfinite": nonfinite, "asynchronous": asynchronous}
         self._running: Any = None
-        self._failure: NetworkError | None = None
+        self._failure: PerronError | None = None
         self._averaging = self.joined = False
         self.gradients_received = self.skipped = self._calls = 0
         self.run_id, self.last = "", torch.zeros_like(self._flat.vector)
@@ -154,6 +158,9 @@ class Decentralized(torch.optim.Optimizer):
             self._send(grad)
         except NetworkError as error:
             recovery_from(self, error).repeat_step(grad, step, error)
+        except DivergenceError as error:  # the step is abandoned
+            self._failure = error
+            raise
         self._calls += 1
 
     def _send(self, grad: Tensor) -> None:
