@@ -86,8 +86,8 @@ ROWS = {
     28: Fault("weak dependencies and code", "audit of pinned packages; linter's security rules; search for dangerous calls (F22)",
               "none known"),
     30: Fault("checkpoints that not all nodes can use", "a disk that is not mounted, a later format, a first save cut short",
-              "refused: who can use which steps, why others cannot, `fresh=True`; no file removed that the training did not write"),
-    34: Fault("numbers between nodes that are not finite", "NaN or infinity in a message before a save, in a state, in a checkpoint",
+              "refused: who can use which steps, why others cannot, `fresh=True`; only own files are removed"),
+    34: Fault("numbers between nodes that are not finite", "NaN or infinity in a message before a save, a state, a checkpoint",
               "named with sender, edge and step; not saved, not loaded; resumed bit for bit from the one before"),
 }  # fmt: skip
 QUICK = {1, 3, 4, 9, 10, 11, 15, 16, 17, 18, 19, 21, 22, 23, 24, 25, 30, 34}

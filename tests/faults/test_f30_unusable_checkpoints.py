@@ -103,7 +103,7 @@ def test_f30_no_checkpoint_is_intact(training, row):
 
 
 def test_f30_a_damaged_one_is_kept(training, row):
-    one, before = saved(training)
+    one, _ = saved(training)
     (path,) = one.folder.glob(f"{DISK.format(1)}/*/step-*20/node-1.safetensors")
     content = path.read_bytes()
     path.write_bytes(content[:-1])
