@@ -3,6 +3,7 @@
 from perron.algorithms.base import Algorithm
 from perron.algorithms.centralized import CentralizedSGD
 from perron.algorithms.federated import FOCUS
+from perron.algorithms.moves import MOVES, AdamW, Clipped, Descent, Momentum, Move
 from perron.algorithms.pull_only import DDNGT, FROST, FROZEN, GradientPull, PullDiag, RowExtra
 from perron.algorithms.push_only import ADDOPT, DEXTRA, SGP, PushDIGing, PushSum, SubgradientPush
 from perron.algorithms.push_pull import AcceleratedPushPull, ConstrainedPushPull, PushPull
@@ -61,14 +62,20 @@ __all__ = [
     "FOCUS",
     "FROST",
     "FROZEN",
+    "MOVES",
     "NIDS",
     "SGP",
     "AcceleratedPushPull",
+    "AdamW",
     "CentralizedSGD",
+    "Clipped",
     "ConstrainedPushPull",
+    "Descent",
     "ExactDiffusion",
     "GradientPull",
     "GradientTracking",
+    "Momentum",
+    "Move",
     "PullDiag",
     "PushDIGing",
     "PushPull",

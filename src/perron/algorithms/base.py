@@ -73,7 +73,7 @@ class Algorithm(ABC):
 
     @abstractmethod
     def init(self, x: Tensor, node: Node) -> Any:
-        """Return the initial state at models ``x``; it is also the state to restart from after a neighbor was lost."""
+        """Return the initial state at models ``x``."""
 
     @abstractmethod
     def step(self, state: Any, node: Node, lr: Rate) -> Step:
@@ -81,8 +81,15 @@ class Algorithm(ABC):
 
     @property
     def description(self) -> str:
-        """The class with its options, equal in every process: functions are given by their names."""
-        options = {one.name: getattr(self, one.name) for one in fields(self)}  # type: ignore[arg-type]
+        """The class with its options, equal in every process: functions are given by their names.
+
+        Checkpoints contain it. Options that an earlier version did not have are left out at their default.
+        """
+        options = {
+            one.name: getattr(self, one.name)
+            for one in fields(self)  # type: ignore[arg-type]
+            if not (one.metadata.get("later") and getattr(self, one.name) == one.default)
+        }
         named = [f"{name}={getattr(value, '__qualname__', None) or repr(value)}" for name, value in options.items()]
         return f"{type(self).__name__}({', '.join(named)})"
 
@@ -90,6 +97,18 @@ class Algorithm(ABC):
     def reliable(self) -> Algorithm:
         """The algorithm that this one equals where every message arrives in its step; itself unless it is robust."""
         return self
+
+    @property
+    def remembered(self) -> tuple[str, ...]:
+        """The fields of the state that last when the algorithm restarts: what a move remembers of the gradients."""
+        return ()
+
+    def resume(self, state: Any, x: Tensor, node: Node) -> Any:
+        """Return the state to continue from at models ``x`` after nodes were lost or have joined.
+
+        It is the initial state, in which trackers restart, with the remembered fields of ``state``.
+        """
+        return self.init(x, node)._replace(**{name: getattr(state, name) for name in self.remembered})
 
     # ---- facts about a run, given the network
 

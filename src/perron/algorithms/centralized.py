@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from perron.algorithms.base import About, Algorithm, Rate, Step
+from perron.algorithms.base import About, Rate, Step
+from perron.algorithms.moves import Moving, extend
 from perron.algorithms.node import Node
 
 
@@ -18,10 +19,10 @@ class ModelState(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class CentralizedSGD(Algorithm):
+class CentralizedSGD(Moving):
     """Parallel mini-batch SGD: all nodes hold the same model.
 
-    x+ = x - lr mean(grad(x))
+    x+ = x - lr mean(grad(x)),  or x + the move along mean(grad(x))
 
     x-hat = x, eps = 0. On a quadratic with Hessian eigenvalues h_k and noise of covariance (sigma^2/d) I its stationary error
     is E|x - x*|^2 = (lr/n) (sigma^2/d) sum_k 1 / (h_k (2 - lr h_k)).
@@ -29,12 +30,15 @@ class CentralizedSGD(Algorithm):
 
     @property
     def about(self) -> About:
-        return About(title="Centralized SGD", family="centralized", matrices="-", exact=True, reference="-")
+        return About(
+            title=self.titled("Centralized SGD"), family="centralized", matrices="-", exact=True, reference="-"
+        )
 
-    def init(self, x: Tensor, node: Node) -> ModelState:
+    def init(self, x: Tensor, node: Node) -> Any:
         """All nodes start from the average of their models."""
-        return ModelState(node.mean(x).wait().expand_as(x))
+        return self.begin(ModelState(node.mean(x).wait().expand_as(x)), tracker=False)
 
-    def step(self, state: ModelState, node: Node, lr: Rate) -> Step:
+    def step(self, state: Any, node: Node, lr: Rate) -> Step:
         grad = yield state.x
-        return ModelState(state.x - lr * node.mean(grad).wait())
+        dx, memory = self.displace(state, node.mean(grad).wait(), lr)
+        return extend(ModelState(state.x + dx), memory)

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from perron.algorithms.base import About, Algorithm, Rate, Step, weighted
+from perron.algorithms.moves import Moving, extend
 from perron.algorithms.node import Node
 from perron.algorithms.requirements import check_momentum, warn_if_small_steps_fail
 from perron.errors import PerronError
@@ -26,8 +27,9 @@ def _own(node: Node, v: Tensor) -> Tensor:
 
 
 def _tracked(state: Any, network: Network) -> dict[str, Tensor]:
-    """pi_A^T y = pi_A^T D^-1 grad."""
-    return {"pi'y - pi'grad/D": weighted(network.pull_perron, state.y - state.scaled)}
+    """pi_A^T y = pi_A^T D^-1 grad, and the same of the tracker's weight, if there is one."""
+    weight = {"pi'w - pi'1/D": weighted(network.pull_perron, state.w - state.one)} if "w" in state._fields else {}
+    return {"pi'y - pi'grad/D": weighted(network.pull_perron, state.y - state.scaled)} | weight
 
 
 class PullDiagState(NamedTuple):
@@ -80,26 +82,37 @@ class GradientPullState(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class GradientPull(Algorithm):
+class GradientPull(Moving):
     """Gradient-Pull: gradient descent with rescaled gradients. Biased by O(lr); use a falling lr.
 
     x+ = A x - lr grad(x) / D     v+ = A v     D = own entry of v                     from v = unit vector
+
+    With another ``move``, its displacement along grad(x) takes the place of -lr grad(x). One that depends on the scale of grad(x)
+    is not divided by D, so that nodes count by pi_A and not alike; with AdamW the bias does not vanish with lr.
 
     Reference: Mai & Abed 2016.
     """
 
     @property
     def about(self) -> About:
-        return About(title="Gradient-Pull", family="pull-only", matrices="A", exact=False, reference="Mai & Abed 2016")
+        return About(
+            title=self.titled("Gradient-Pull"),
+            family="pull-only",
+            matrices="A",
+            exact=False,
+            reference="Mai & Abed 2016",
+        )
 
-    def init(self, x: Tensor, node: Node) -> GradientPullState:
+    def init(self, x: Tensor, node: Node) -> Any:
         """v = unit vector."""
-        return GradientPullState(x, v=node.unit)
+        return self.begin(GradientPullState(x, v=node.unit), tracker=False)
 
-    def step(self, state: GradientPullState, node: Node, lr: Rate) -> Step:
+    def step(self, state: Any, node: Node, lr: Rate) -> Step:
         pulled, row = node.pull(state.x), node.pull(state.v)
         grad = yield state.x
-        return GradientPullState(pulled.wait() - lr * grad / _own(node, state.v), row.wait())
+        dx, memory = self.displace(state, grad, lr)
+        x = pulled.wait() + (dx if self.move.scale_dependent else dx / _own(node, state.v))
+        return extend(GradientPullState(x, row.wait()), memory)
 
 
 class PullTrackerState(NamedTuple):
@@ -112,13 +125,15 @@ class PullTrackerState(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class FROST(Algorithm):
+class FROST(Moving):
     """FROST (cta) and Pull-Diag-GT (atc): gradient tracking with rescaled gradients h = grad(x) / D.
 
     cta:  y = A y + h - h_prev      x+ = A x - lr y          v+ = A v     D = own entry of v
     atc:  y = A (y + h - h_prev)    x+ = A (x - lr y)        v+ = A v
 
-    from y = h_prev = 0 and v = unit vector. Conserves pi_A^T y = pi_A^T h. Its step must shrink with n min pi_A.
+    from y = h_prev = 0 and v = unit vector. Conserves pi_A^T y = pi_A^T h. Its step must shrink with n min pi_A. With another
+    ``move``, its displacement along y takes the place of -lr y; for moves that depend on the scale of y it is along y / w, where
+    w is the tracker of 1 / D.
 
     Reference: Xin, Xi & Khan 2019 (FROST); Li, Cheng, Bi & Hu 2019; Liang et al. 2025 (Pull-Diag-GT).
     """
@@ -129,29 +144,34 @@ class FROST(Algorithm):
     def about(self) -> About:
         cta = self.order == "cta"
         return About(
-            title="FROST" if cta else "Pull-Diag-GT (FROST, ATC)", family="pull-only", matrices="A", exact=True,
+            title=self.titled("FROST" if cta else "Pull-Diag-GT (FROST, ATC)"), family="pull-only", matrices="A", exact=True,
             reference="Xin, Xi & Khan 2019" if cta else "Liang et al. 2025",
         )  # fmt: skip
 
-    def init(self, x: Tensor, node: Node) -> PullTrackerState:
+    def init(self, x: Tensor, node: Node) -> Any:
         """y = h = 0."""
         zero = torch.zeros_like(x)
-        return PullTrackerState(x, y=zero, scaled=zero, v=node.unit)
+        return self.begin(PullTrackerState(x, y=zero, scaled=zero, v=node.unit), tracker=True)
 
-    def step(self, state: PullTrackerState, node: Node, lr: Rate) -> Step:
-        row = node.pull(state.v)
+    def step(self, state: Any, node: Node, lr: Rate) -> Step:
+        row, own = node.pull(state.v), _own(node, state.v)
         if self.order == "cta":
             pulled, tracker = node.pull(state.x), node.pull(state.y)
+            weight = self.weigh(state, node.pull, one=1 / own)
             grad = yield state.x
-            scaled = grad / _own(node, state.v)
+            scaled = grad / own
             y = tracker.wait() + scaled - state.scaled
-            return PullTrackerState(pulled.wait() - lr * y, y, scaled, row.wait())
+            dx, memory = self.displace(state, y, lr, weight)
+            return extend(PullTrackerState(pulled.wait() + dx, y, scaled, row.wait()), memory)
         grad = yield state.x
-        scaled = grad / _own(node, state.v)
-        y = node.pull(state.y + scaled - state.scaled).wait()
-        return PullTrackerState(node.pull(state.x - lr * y).wait(), y, scaled, row.wait())
+        scaled = grad / own
+        tracker = node.pull(state.y + scaled - state.scaled)
+        weight = self.weigh(state, node.pull, one=1 / own, late=True)
+        y = tracker.wait()
+        dx, memory = self.displace(state, y, lr, weight)
+        return extend(PullTrackerState(node.pull(state.x + dx).wait(), y, scaled, row.wait()), memory)
 
-    def conserved(self, state: PullTrackerState, network: Network) -> dict[str, Tensor]:
+    def conserved(self, state: Any, network: Network) -> dict[str, Tensor]:
         return _tracked(state, network)
 
 

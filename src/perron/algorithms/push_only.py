@@ -13,7 +13,9 @@ import torch
 from torch import Tensor
 
 from perron.algorithms.base import About, Algorithm, Rate, Step
+from perron.algorithms.moves import Moving, extend
 from perron.algorithms.node import Node
+from perron.algorithms.push_pull import weights_sum
 from perron.algorithms.requirements import warn_if_small_steps_fail
 from perron.errors import PerronError
 from perron.networks.facts import Network
@@ -98,11 +100,14 @@ class SubgradientPush(Algorithm):
 
 
 @dataclass(frozen=True, kw_only=True)
-class SGP(Algorithm):
+class SGP(Moving):
     """SGD-Push, Stochastic Gradient Push. Biased by O(lr) where the nodes' data differ.
 
     atc:  u+ = B (u - lr grad(x))     v+ = B v     x = u / v
     cta:  u+ = B u - lr grad(x)       v+ = B v     x = u / v              (overlaps)
+
+    With another ``move``, its displacement along grad(x) takes the place of -lr grad(x). With AdamW the bias does not vanish
+    with lr.
 
     Reference: Assran, Loizou, Ballas & Rabbat 2019.
     """
@@ -112,32 +117,31 @@ class SGP(Algorithm):
     @property
     def about(self) -> About:
         return About(
-            title=f"SGD-Push (SGP), {self.order.upper()}", family="push-only", matrices="B", exact=False,
+            title=self.titled(f"SGD-Push (SGP), {self.order.upper()}"), family="push-only", matrices="B", exact=False,
             reference="Assran, Loizou, Ballas & Rabbat 2019",
         )  # fmt: skip
 
-    def init(self, x: Tensor, node: Node) -> PushSumState:
+    def init(self, x: Tensor, node: Node) -> Any:
         """u = x, v = 1."""
-        return PushSumState(x, u=x, v=_one(x))
+        return self.begin(PushSumState(x, u=x, v=_one(x)), tracker=False)
 
-    def step(self, state: PushSumState, node: Node, lr: Rate) -> Step:
+    def step(self, state: Any, node: Node, lr: Rate) -> Step:
         weight = node.push(state.v)
-        if self.order == "cta":
-            mass = node.push(state.u)
-            grad = yield state.x
-            u = mass.wait() - lr * grad
-        else:
-            grad = yield state.x
-            u = node.push(state.u - lr * grad).wait()
+        mass = node.push(state.u) if self.order == "cta" else None
+        grad = yield state.x
+        dx, memory = self.displace(state, grad, lr)
+        u = node.push(state.u + dx).wait() if mass is None else mass.wait() + dx
         v = weight.wait()
-        return PushSumState(u / v, u, v)
+        return extend(PushSumState(u / v, u, v), memory)
 
-    def conserved(self, state: PushSumState, network: Network) -> dict[str, Tensor]:
+    def conserved(self, state: Any, network: Network) -> dict[str, Tensor]:
         return {"1'v - n": _weights_sum(state)}
 
     def default_lr(self, network: Network, smoothness: float) -> float:
-        """1/L for atc; for cta the rule of ADD-OPT."""
-        return 1 / smoothness if self.order == "atc" else super().default_lr(network, smoothness)
+        """1/L for atc, less where a node has a small weight v; for cta the rule of ADD-OPT."""
+        if self.order == "cta":
+            return super().default_lr(network, smoothness)
+        return self.move.default_lr(min(1.0, network.nodes * float(network.push_perron.min())) / smoothness)
 
 
 class PushTrackerState(NamedTuple):
@@ -151,12 +155,13 @@ class PushTrackerState(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ADDOPT(Algorithm):
+class ADDOPT(Moving):
     """ADD-OPT; with noisy gradients S-ADDOPT. It is the paper's Example 1, there called Push-DIGing.
 
     y = B y + grad(x) - grad(x_prev)     u+ = B u - lr y     v+ = B v     x = u / v
 
-    Conserves 1^T y = 1^T grad too. Its step must shrink with n min pi_B.
+    Conserves 1^T y = 1^T grad too. Its step must shrink with n min pi_B. With another ``move``, its displacement along y, or
+    y / w, takes the place of -lr y, as in Push-Pull.
 
     Reference: Xi, Xin & Khan 2018; Qureshi, Xin, Kar & Khan 2021 (S-ADDOPT).
     """
@@ -164,33 +169,35 @@ class ADDOPT(Algorithm):
     @property
     def about(self) -> About:
         return About(
-            title="ADD-OPT (S-ADDOPT)", family="push-only", matrices="B", exact=True,
+            title=self.titled("ADD-OPT (S-ADDOPT)"), family="push-only", matrices="B", exact=True,
             reference="Xi, Xin & Khan 2018",
         )  # fmt: skip
 
-    def init(self, x: Tensor, node: Node) -> PushTrackerState:
+    def init(self, x: Tensor, node: Node) -> Any:
         """u = x, v = 1, y = grad = 0."""
         zero = torch.zeros_like(x)
-        return PushTrackerState(x, u=x, v=_one(x), y=zero, grad=zero)
+        return self.begin(PushTrackerState(x, u=x, v=_one(x), y=zero, grad=zero), tracker=True)
 
-    def step(self, state: PushTrackerState, node: Node, lr: Rate) -> Step:
+    def step(self, state: Any, node: Node, lr: Rate) -> Step:
         mass, weight, pushed = node.push(state.u), node.push(state.v), node.push(state.y)
+        tracker_weight = self.weigh(state, node.push)
         grad = yield state.x
         y = pushed.wait() + grad - state.grad
-        u, v = mass.wait() - lr * y, weight.wait()
-        return PushTrackerState(u / v, u, v, y, grad)
+        dx, memory = self.displace(state, y, lr, tracker_weight)
+        u, v = mass.wait() + dx, weight.wait()
+        return extend(PushTrackerState(u / v, u, v, y, grad), memory)
 
-    def conserved(self, state: PushTrackerState, network: Network) -> dict[str, Tensor]:
-        return {"1'v - n": _weights_sum(state), "1'y - 1'grad": (state.y - state.grad).sum(-2)}
+    def conserved(self, state: Any, network: Network) -> dict[str, Tensor]:
+        return {"1'v - n": _weights_sum(state), "1'y - 1'grad": (state.y - state.grad).sum(-2)} | weights_sum(state)
 
 
 @dataclass(frozen=True, kw_only=True)
-class PushDIGing(Algorithm):
+class PushDIGing(Moving):
     """Push-DIGing, the original: as ADD-OPT, but the tracker is mixed together with the mass.
 
     y = B y + grad(x) - grad(x_prev)     u+ = B (u - lr y)     v+ = B v     x = u / v
 
-    Stable for larger steps than ADD-OPT on well-connected networks; only y overlaps.
+    Stable for larger steps than ADD-OPT on well-connected networks; only y overlaps. It takes a ``move`` as ADD-OPT does.
 
     Reference: Nedic, Olshevsky & Shi 2017, Algorithm 2.
     """
@@ -198,24 +205,25 @@ class PushDIGing(Algorithm):
     @property
     def about(self) -> About:
         return About(
-            title="Push-DIGing", family="push-only", matrices="B", exact=True,
+            title=self.titled("Push-DIGing"), family="push-only", matrices="B", exact=True,
             reference="Nedic, Olshevsky & Shi 2017",
         )  # fmt: skip
 
-    def init(self, x: Tensor, node: Node) -> PushTrackerState:
+    def init(self, x: Tensor, node: Node) -> Any:
         """u = x, v = 1, y = grad = 0."""
         zero = torch.zeros_like(x)
-        return PushTrackerState(x, u=x, v=_one(x), y=zero, grad=zero)
+        return self.begin(PushTrackerState(x, u=x, v=_one(x), y=zero, grad=zero), tracker=True)
 
-    def step(self, state: PushTrackerState, node: Node, lr: Rate) -> Step:
-        weight, pushed = node.push(state.v), node.push(state.y)
+    def step(self, state: Any, node: Node, lr: Rate) -> Step:
+        weight, pushed, tracker_weight = node.push(state.v), node.push(state.y), self.weigh(state, node.push)
         grad = yield state.x
         y = pushed.wait() + grad - state.grad
-        u, v = node.push(state.u - lr * y).wait(), weight.wait()
-        return PushTrackerState(u / v, u, v, y, grad)
+        dx, memory = self.displace(state, y, lr, tracker_weight)
+        u, v = node.push(state.u + dx).wait(), weight.wait()
+        return extend(PushTrackerState(u / v, u, v, y, grad), memory)
 
-    def conserved(self, state: PushTrackerState, network: Network) -> dict[str, Tensor]:
-        return {"1'v - n": _weights_sum(state), "1'y - 1'grad": (state.y - state.grad).sum(-2)}
+    def conserved(self, state: Any, network: Network) -> dict[str, Tensor]:
+        return {"1'v - n": _weights_sum(state), "1'y - 1'grad": (state.y - state.grad).sum(-2)} | weights_sum(state)
 
 
 class ExtraPushState(NamedTuple):

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
 from perron.algorithms.base import About, Algorithm, Rate, Step
+from perron.algorithms.moves import Moving, extend
 from perron.algorithms.node import Node
 from perron.algorithms.requirements import check_momentum
 from perron.errors import PerronError
@@ -24,13 +25,8 @@ class TrackerState(NamedTuple):
     grad: Tensor
 
 
-def descend(x: Tensor, lr: Rate, y: Tensor) -> Tensor:
-    """Return x - lr y in one pass over memory, rounded once."""
-    return torch.addcmul(x, y, lr, value=-1) if isinstance(lr, Tensor) else torch.sub(x, y, alpha=lr)
-
-
 @dataclass(frozen=True, kw_only=True)
-class PushPull(Algorithm):
+class PushPull(Moving):
     """Push-Pull, also known as AB; with noisy gradients SAB.
 
     cta:  y = B y + grad(x) - grad(x_prev)      x+ = A x - lr y             (the paper's; both exchanges overlap)
@@ -41,6 +37,9 @@ class PushPull(Algorithm):
     1^T y = 1^T grad. x-hat = pi_A^T x follows SGD with the step c lr and the residual eps = -lr pi_A^T (I - B_inf) y, which
     does not vanish under noise, but does so identically where A is doubly stochastic. The step may differ between nodes.
 
+    With another ``move``, its displacement along y takes the place of -lr y. For moves that depend on the scale of y it is along
+    y / w, where w is y's `perron.algorithms.moves.Weight`, one more number in the message; 1^T w = n.
+
     References: Xin & Khan 2018 (AB); Pu, Shi, Xu & Nedic 2021 (Push-Pull); Xin, Sahu, Khan & Kar 2019 (SAB).
     """
 
@@ -49,34 +48,44 @@ class PushPull(Algorithm):
     @property
     def about(self) -> About:
         return About(
-            title={"cta": "Push-Pull (AB, SAB)", "pu": "Push-Pull, Pu's order", "atc": "Push-Pull, ATC"}[self.order],
+            title=self.titled(
+                {"cta": "Push-Pull (AB, SAB)", "pu": "Push-Pull, Pu's order", "atc": "Push-Pull, ATC"}[self.order]
+            ),
             family="push-pull", matrices="A B", exact=True,
             reference={"cta": "Xin & Khan 2018", "pu": "Pu, Shi, Xu & Nedic 2021", "atc": "as Aug-DGM"}[self.order],
         )  # fmt: skip
 
-    def init(self, x: Tensor, node: Node) -> TrackerState:
+    def init(self, x: Tensor, node: Node) -> Any:
         """y = grad = 0, so that the first step finds y = grad(x)."""
         zero = torch.zeros_like(x)
-        return TrackerState(x, y=zero, grad=zero)
+        return self.begin(TrackerState(x, y=zero, grad=zero), tracker=True)
 
-    def step(self, state: TrackerState, node: Node, lr: Rate) -> Step:
+    def step(self, state: Any, node: Node, lr: Rate) -> Step:
         if self.order == "cta":
             pulled = node.pull(state.x)
-            pushed = node.push(state.y)
+            pushed, weight = node.push(state.y), self.weigh(state, node.push)
             grad = yield state.x  # both messages travel while the gradient is computed
             y = pushed.wait() + grad - state.grad
-            return TrackerState(descend(pulled.wait(), lr, y), y, grad)
+            x, memory = self.displace(state, y, lr, weight, base=pulled.wait())
+            return extend(TrackerState(x, y, grad), memory)
         if self.order == "pu":
-            pushed = node.push(state.y)
+            pushed, weight = node.push(state.y), self.weigh(state, node.push)
             grad = yield state.x
             y = pushed.wait() + grad - state.grad
         else:
             grad = yield state.x
-            y = node.push(state.y + grad - state.grad).wait()
-        return TrackerState(node.pull(state.x - lr * y).wait(), y, grad)
+            pushed, weight = node.push(state.y + grad - state.grad), self.weigh(state, node.push, late=True)
+            y = pushed.wait()
+        dx, memory = self.displace(state, y, lr, weight)
+        return extend(TrackerState(node.pull(state.x + dx).wait(), y, grad), memory)
 
-    def conserved(self, state: TrackerState, network: Network) -> dict[str, Tensor]:
-        return {"1'y - 1'grad": (state.y - state.grad).sum(-2)}
+    def conserved(self, state: Any, network: Network) -> dict[str, Tensor]:
+        return {"1'y - 1'grad": (state.y - state.grad).sum(-2)} | weights_sum(state)
+
+
+def weights_sum(state: Any) -> dict[str, Tensor]:
+    """1^T w = n, once there is a w."""
+    return {"1'w - n": (state.w - state.one).sum(-2)} if "w" in state._fields else {}
 
 
 class MomentumState(NamedTuple):

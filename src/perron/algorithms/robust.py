@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 from perron.algorithms.base import About, Algorithm, Rate, Step
+from perron.algorithms.moves import descend
 from perron.algorithms.node import Node
-from perron.algorithms.push_pull import PushPull, descend
+from perron.algorithms.push_pull import PushPull
 from perron.algorithms.requirements import in_flight
 from perron.errors import MixingError
 from perron.networks.facts import Network

@@ -3,26 +3,27 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from functools import cached_property
+from typing import Any, Literal
 
 from torch import Tensor
 
-from perron.algorithms.base import About, Algorithm, Rate, Step
+from perron.algorithms.base import About, Rate, Step
+from perron.algorithms.moves import Moving
 from perron.algorithms.node import Node
-from perron.algorithms.push_pull import PushPull, TrackerState
+from perron.algorithms.push_pull import PushPull
 from perron.networks.facts import Network
-
-DOWN_AND_UP = PushPull(order="pu")
 
 
 @dataclass(frozen=True, kw_only=True)
-class TreePushPull(Algorithm):
+class TreePushPull(Moving):
     """Spanning-tree Push-Pull (STPP); on a B-ary tree it is BTPP. The model to use is the root's.
 
     y = C y + grad(x) - grad(x_prev)     x+ = R (x - lr y)          R, C = Mixing.spanning_trees(graph)
 
     pi = the root's unit vector for both, so c = n and x-hat is the root's model; eps = -lr (y_root - 1^T y) is a delay by the
-    depth of the trees, not an error: R^t and C^t reach their limits exactly after that many steps.
+    depth of the trees, not an error: R^t and C^t reach their limits exactly after that many steps. With a ``move`` that depends
+    on the scale of y, only the root moves by itself: in the long run the others have the weight w = 0.
 
     Reference: You & Pu 2024 (BTPP); You & Pu 2025 (STPP).
     """
@@ -33,16 +34,20 @@ class TreePushPull(Algorithm):
     def about(self) -> About:
         stpp = self.tree == "spanning"
         return About(
-            title="Spanning-tree Push-Pull (STPP)" if stpp else "B-ary-tree Push-Pull (BTPP)", family="tree",
-            matrices="R C", exact=True, reference="You & Pu 2025" if stpp else "You & Pu 2024",
+            title=self.titled("Spanning-tree Push-Pull (STPP)" if stpp else "B-ary-tree Push-Pull (BTPP)"),
+            family="tree", matrices="R C", exact=True, reference="You & Pu 2025" if stpp else "You & Pu 2024",
         )  # fmt: skip
 
-    def init(self, x: Tensor, node: Node) -> TrackerState:
+    @cached_property
+    def _push_pull(self) -> PushPull:
+        return PushPull(order="pu", move=self.move)
+
+    def init(self, x: Tensor, node: Node) -> Any:
         """As Push-Pull."""
-        return DOWN_AND_UP.init(x, node)
+        return self._push_pull.init(x, node)
 
-    def step(self, state: TrackerState, node: Node, lr: Rate) -> Step:
-        return (yield from DOWN_AND_UP.step(state, node, lr))
+    def step(self, state: Any, node: Node, lr: Rate) -> Step:
+        return (yield from self._push_pull.step(state, node, lr))
 
-    def conserved(self, state: TrackerState, network: Network) -> dict[str, Tensor]:
-        return DOWN_AND_UP.conserved(state, network)
+    def conserved(self, state: Any, network: Network) -> dict[str, Tensor]:
+        return self._push_pull.conserved(state, network)

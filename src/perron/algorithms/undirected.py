@@ -6,25 +6,30 @@ They mix with pull and push alike, both being W. x-hat is the plain mean; it fol
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from functools import cached_property
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
 from perron.algorithms.base import About, Algorithm, Rate, Step
 from perron.algorithms.centralized import ModelState
+from perron.algorithms.moves import Moving, extend
 from perron.algorithms.node import Node
-from perron.algorithms.push_pull import PushPull, TrackerState
+from perron.algorithms.push_pull import PushPull
 from perron.errors import MixingError
 from perron.networks.facts import Network
 
 
 @dataclass(frozen=True, kw_only=True)
-class DSGD(Algorithm):
+class DSGD(Moving):
     """Decentralized SGD (DGD). Biased by O(lr) where the nodes' data differ.
 
     awc:  x+ = W x - lr grad(x)                 (overlaps)
     atc:  x+ = W (x - lr grad(x))
+
+    With another ``move``, its displacement along grad(x) takes the place of -lr grad(x). With AdamW the bias does not vanish
+    with lr.
 
     Reference: Nedic & Ozdaglar 2009; Lian et al. 2017.
     """
@@ -34,25 +39,23 @@ class DSGD(Algorithm):
     @property
     def about(self) -> About:
         return About(
-            title=f"D-SGD (DGD), {self.order.upper()}", family="undirected", matrices="W", exact=False,
+            title=self.titled(f"D-SGD (DGD), {self.order.upper()}"), family="undirected", matrices="W", exact=False,
             reference="Lian et al. 2017",
         )  # fmt: skip
 
-    def init(self, x: Tensor, node: Node) -> ModelState:
+    def init(self, x: Tensor, node: Node) -> Any:
         """The model alone."""
-        return ModelState(x)
+        return self.begin(ModelState(x), tracker=False)
 
-    def step(self, state: ModelState, node: Node, lr: Rate) -> Step:
-        if self.order == "awc":
-            pulled = node.pull(state.x)
-            grad = yield state.x
-            return ModelState(pulled.wait() - lr * grad)
+    def step(self, state: Any, node: Node, lr: Rate) -> Step:
+        pulled = node.pull(state.x) if self.order == "awc" else None
         grad = yield state.x
-        return ModelState(node.pull(state.x - lr * grad).wait())
+        dx, memory = self.displace(state, grad, lr)
+        return extend(ModelState(node.pull(state.x + dx).wait() if pulled is None else pulled.wait() + dx), memory)
 
 
 @dataclass(frozen=True, kw_only=True)
-class GradientTracking(Algorithm):
+class GradientTracking(Moving):
     """Gradient tracking over W, which is Push-Pull with A = B = W: DIGing (cta), NEXT / SONATA (pu), Aug-DGM (atc).
 
     cta:  y = W y + grad(x) - grad(x_prev)      x+ = W x - lr y
@@ -73,17 +76,21 @@ class GradientTracking(Algorithm):
             "pu": ("NEXT (SONATA)", "Di Lorenzo & Scutari 2016"),
             "atc": ("Aug-DGM (ATC-DIGing)", "Xu, Zhu, Soh & Xie 2015"),
         }[self.order]
-        return About(title=name, family="undirected", matrices="W", exact=True, reference=source)
+        return About(title=self.titled(name), family="undirected", matrices="W", exact=True, reference=source)
 
-    def init(self, x: Tensor, node: Node) -> TrackerState:
+    @cached_property
+    def _push_pull(self) -> PushPull:
+        return PushPull(order=self.order, move=self.move)
+
+    def init(self, x: Tensor, node: Node) -> Any:
         """As Push-Pull."""
-        return PushPull(order=self.order).init(x, node)
+        return self._push_pull.init(x, node)
 
-    def step(self, state: TrackerState, node: Node, lr: Rate) -> Step:
-        return (yield from PushPull(order=self.order).step(state, node, lr))
+    def step(self, state: Any, node: Node, lr: Rate) -> Step:
+        return (yield from self._push_pull.step(state, node, lr))
 
-    def conserved(self, state: TrackerState, network: Network) -> dict[str, Tensor]:
-        return PushPull(order=self.order).conserved(state, network)
+    def conserved(self, state: Any, network: Network) -> dict[str, Tensor]:
+        return self._push_pull.conserved(state, network)
 
 
 class DiffusionState(NamedTuple):

@@ -21,7 +21,7 @@ LARGE = (
     2**24
 )  # bytes of the models of all nodes above which steps are done block by block; measured, below it is no faster
 NUMBERS = 2**18  # numbers in a block, over all nodes: 1 MB in float32
-PROBES = (1e-6, 1.0, 1e6)  # magnitudes at which it is tried whether coordinates are independent
+PROBES = (1e-6, 1.0, 1e6, 1e12)  # magnitudes at which it is tried whether coordinates are independent
 
 
 class Blockwise:
@@ -119,15 +119,20 @@ def blocks(x: Tensor, width: int | None = None) -> list[slice]:
 
 
 def separable(algorithm: Algorithm, x: Tensor, node: Node) -> bool:
-    """Whether an algorithm treats coordinates independently, by trial: two together against each alone, at three magnitudes.
+    """Whether an algorithm treats coordinates independently, by trial: two together against each alone, at several magnitudes.
 
-    Norms and projections couple coordinates; functions of the user may insist on the length of the model.
+    Norms and projections couple coordinates; functions of the user may insist on the length of the model. The ratio of the two
+    gradients changes with the steps: AdamW would not notice that a constant one was clipped.
     """
 
     def run(start: Tensor, scale: float) -> Tensor:
         state = algorithm.init(start, node)
-        for _ in range(2):
-            state = advance(algorithm, state, node, 0.1, lambda point: (point / scale).sin() * scale)
+        for phase in (0.0, 2.0, 4.0):
+
+            def gradient(point: Tensor, phase: float = phase) -> Tensor:
+                return (point / scale + phase).sin() * scale
+
+            state = advance(algorithm, state, node, 0.1, gradient)
         return state.x
 
     for scale in PROBES:

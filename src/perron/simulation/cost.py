@@ -11,6 +11,7 @@ from scipy.sparse import csr_array
 from torch import Tensor
 
 from perron.algorithms.base import Algorithm, advance
+from perron.algorithms.moves import Moving
 from perron.algorithms.node import Side
 from perron.algorithms.wrappers import Counting, Recording
 from perron.networks import topologies
@@ -67,13 +68,15 @@ def measure_traits(algorithm: Algorithm) -> Traits:
 
 def _effective(algorithm: Algorithm, network: Network) -> str:
     factor = algorithm.effective_step(network)
+    gain = algorithm.move.gain if isinstance(algorithm, Moving) else 1.0
     units = {"1": 1.0, "n": float(network.nodes)}
     if network.mixing.has_pull and network.mixing.has_push:
         units["c"] = network.alignment
-    matrices = algorithm.about.matrices
-    unit = "c" if matrices == "A B" else "n" if factor > 1.5 else "1"
-    gain = units[unit] / factor
-    return unit if abs(gain - 1) < 1e-9 else f"{unit} / {gain:.3g}"
+    for unit, value in units.items():
+        if abs(factor / gain / value - 1) < 1e-9:
+            return unit if gain == 1 else f"{unit} / {1 / gain:.3g}"
+    unit = {"A B": "c", "A": "n"}[algorithm.about.matrices]
+    return f"{unit} / {units[unit] / factor:.3g}"
 
 
 def _probe(algorithm: Algorithm) -> Network:
