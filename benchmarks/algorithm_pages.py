@@ -13,6 +13,7 @@ from pathlib import Path
 from perron import ALGORITHMS, Mixing, Network
 from perron._storage.atomic import write_bytes
 from perron.algorithms.base import Algorithm
+from perron.algorithms.moves import Moving
 from perron.networks import topologies
 from perron.networks.graph import Graph
 from perron.simulation import measure_traits
@@ -147,6 +148,7 @@ def page(name: str, facts: list[str]) -> str:
         "sends per edge and step": traits.sends,
         "overlaps the gradient": traits.overlap.replace("-", "nothing"),
         "effective step": traits.effective_step,
+        "move": "takes one, see [moves](../concepts/moves.md)" if isinstance(algorithm, Moving) else "takes none",
         "at a constant step": "exact" if about.exact else "biased by O(lr)",
         "default lr, times L": "; ".join(steps) if about.family != "gossip" else "has none",
         "reference": escaped(where or about.reference).replace("-", "none", where == "" and about.reference == "-"),
@@ -154,7 +156,7 @@ def page(name: str, facts: list[str]) -> str:
     }
     text = [
         f"# {escaped(about.title)}", "", escaped(what), "",
-        f"`perron.ALGORITHMS[{name!r}]` = `{algorithm!r}`", "",
+        f"`perron.ALGORITHMS[{name!r}]` = `{algorithm.description}`", "",
         "## Recursion", "", "$$", formula, "$$", "",
         *([f"*{escaped('; '.join(notes))}*", ""] if notes else []),
         *[line for paragraph in said for line in (escaped(paragraph), "")],

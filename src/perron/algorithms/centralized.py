@@ -22,10 +22,11 @@ class ModelState(NamedTuple):
 class CentralizedSGD(Moving):
     """Parallel mini-batch SGD: all nodes hold the same model.
 
-    x+ = x - lr mean(grad(x)),  or x + the move along mean(grad(x))
+    x+ = x - lr mean(grad(x))
 
     x-hat = x, eps = 0. On a quadratic with Hessian eigenvalues h_k and noise of covariance (sigma^2/d) I its stationary error
-    is E|x - x*|^2 = (lr/n) (sigma^2/d) sum_k 1 / (h_k (2 - lr h_k)).
+    is E|x - x*|^2 = (lr/n) (sigma^2/d) sum_k 1 / (h_k (2 - lr h_k)). With another ``move``, its displacement along mean(grad(x))
+    takes the place of -lr mean(grad(x)).
     """
 
     @property

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from perron.algorithms.base import About, Algorithm, Rate, Step
-from perron.algorithms.moves import Moving, extend
+from perron.algorithms.moves import Descent, Moving, extend
 from perron.algorithms.node import Node
 from perron.algorithms.push_pull import weights_sum
 from perron.algorithms.requirements import warn_if_small_steps_fail
@@ -138,10 +138,11 @@ class SGP(Moving):
         return {"1'v - n": _weights_sum(state)}
 
     def default_lr(self, network: Network, smoothness: float) -> float:
-        """1/L for atc, less where a node has a small weight v; for cta the rule of ADD-OPT."""
+        """1/L for atc, with a move less where a node has a small weight v; for cta the rule of ADD-OPT."""
         if self.order == "cta":
             return super().default_lr(network, smoothness)
-        return self.move.default_lr(min(1.0, network.nodes * float(network.push_perron.min())) / smoothness)
+        least = 1.0 if self.move == Descent() else min(1.0, network.nodes * float(network.push_perron.min()))
+        return self.move.default_lr(least / smoothness)
 
 
 class PushTrackerState(NamedTuple):
