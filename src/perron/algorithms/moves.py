@@ -47,6 +47,11 @@ class Move(ABC):
         """How far it moves in the long run along a constant direction, as a multiple of lr."""
         return 1.0
 
+    @property
+    def remembers(self) -> tuple[str, ...]:
+        """The names of the tensors in its memory."""
+        return ()
+
     def init(self, x: Tensor) -> Memory:
         """Return its memory before the first step; each tensor has storage of its own."""
         return {}
@@ -103,6 +108,10 @@ class Momentum(Move):
     def gain(self) -> float:
         return 1 / (1 - self.momentum)
 
+    @property
+    def remembers(self) -> tuple[str, ...]:
+        return ("momentum_buffer",)
+
     def init(self, x: Tensor) -> Memory:
         """m = 0."""
         return {"momentum_buffer": torch.zeros_like(x)}
@@ -139,6 +148,10 @@ class AdamW(Move):
     @property
     def scale_dependent(self) -> bool:
         return True
+
+    @property
+    def remembers(self) -> tuple[str, ...]:
+        return ("exp_avg", "exp_avg_sq", "updates")
 
     def init(self, x: Tensor) -> Memory:
         """m = v = k = 0; k is a float of at least 32 bits, which counts further than bfloat16."""
@@ -190,6 +203,10 @@ class Clipped(Move):
     @property
     def gain(self) -> float:
         return self.move.gain
+
+    @property
+    def remembers(self) -> tuple[str, ...]:
+        return self.move.remembers
 
     def init(self, x: Tensor) -> Memory:
         return self.move.init(x)
@@ -290,7 +307,7 @@ class Moving(Algorithm):
             w = weight.wait()
             u = u * torch.where(w > LEAST_WEIGHT, 1 / w, 0.0)
             extra = {"w": w, "one": weight.one}
-        memory = self._memory(state)
+        memory = {name: getattr(state, name) for name in self.move.remembers}
         if base is None:
             moved, memory = self.move.step(memory, state.x, u, lr)
         else:
@@ -299,10 +316,7 @@ class Moving(Algorithm):
 
     @property
     def remembered(self) -> tuple[str, ...]:
-        return _names(self.move)
-
-    def _memory(self, state: Any) -> Memory:
-        return {name: getattr(state, name) for name in self.remembered}
+        return self.move.remembers
 
     def effective_step(self, network: Network) -> float:
         """That of plain descent times the gain of the move; with y / w instead of y, the gain alone."""
@@ -328,9 +342,3 @@ def extend(state: Any, fields: Memory) -> Any:
 @lru_cache
 def _extended(kind: Callable[..., Any], names: tuple[str, ...]) -> Any:
     return namedtuple(kind.__name__, kind._fields + names)  # type: ignore[attr-defined]
-
-
-@lru_cache
-def _names(move: Move) -> tuple[str, ...]:
-    """The names of what a move remembers."""
-    return tuple(move.init(torch.zeros(1)))

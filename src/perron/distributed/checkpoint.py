@@ -31,6 +31,7 @@ from perron._storage.atomic import make_directory
 from perron.distributed.checkpoint_files import (
     BUFFER,
     FORMAT,
+    INNER,
     Moment,
     find_moments,
     find_nodes,
@@ -51,6 +52,7 @@ from perron.distributed.checkpoint_record import (
 )
 from perron.distributed.collective import retry_collective
 from perron.distributed.consistency import gather_texts
+from perron.distributed.inner import named_state, unnamed_state
 from perron.distributed.optimizer import Decentralized
 from perron.distributed.process_group import START_TIMEOUT
 from perron.errors import DivergenceError, FileError, PerronError, listed
@@ -88,13 +90,15 @@ def save(folder: str | Path, optimizer: Decentralized, *, notes: dict[str, Any] 
     number, now = own["node"], Moment(optimizer.run_id, own["step"])
     tensors = {f"state.{name}": value for name, value in own["state"].items()}
     tensors |= {"last": own["last"], "random": torch.get_rng_state()}
+    moments, plain = named_state(state["state"])
+    tensors |= {f"{INNER}{name}": value for name, value in moments.items()}
     if optimizer.model is not None:
         tensors |= {f"{BUFFER}{name}": buffer for name, buffer in optimizer.model.named_buffers()}
     if wrong := find_nonfinite(tensors, optimizer.infinite_buffers):
         where = f"Node {optimizer.node.name} has diverged: after step {now.step}, it is not finite in {wrong}"
         raise DivergenceError(f"{where}. This is not saved; earlier checkpoints are kept. Lower lr or clip gradients.")
     facts = {"format": FORMAT} | {name: own[name] for name in IDENTITY}
-    facts |= {"notes": notes or {}, "param_groups": state["param_groups"]}
+    facts |= {"notes": notes or {}, "param_groups": state["param_groups"], "inner": plain}
     try:
         json.dumps(facts)
     except (TypeError, ValueError) as error:
@@ -178,7 +182,8 @@ def _resume(folder: Path, moment: Moment, optimizer: Decentralized, remark: str)
     facts, tensors = read_part(folder, moment, optimizer.node.number, optimizer.infinite_buffers)
     own = {name: facts[name] for name in IDENTITY}
     own |= {"last": tensors["last"], "state": tensorfile.part(tensors, "state.")}
-    optimizer.load_state_dict({"state": {}, "param_groups": facts["param_groups"], "perron": own})
+    moments = unnamed_state(tensorfile.part(tensors, INNER), facts.get("inner", {}))
+    optimizer.load_state_dict({"state": moments, "param_groups": facts["param_groups"], "perron": own})
     _set_buffers(optimizer, tensorfile.part(tensors, BUFFER))
     torch.set_rng_state(tensors["random"])
     return Checkpoint(moment.step, facts["notes"], remark)

@@ -34,6 +34,7 @@ TYPES: dict[str, type] = {
 }  # fmt: skip
 WRITE_ATTEMPTS = 5  # into a directory that other nodes may remove
 BUFFER = "buffer."  # the prefix of the model's buffers
+INNER = "inner."  # that of the inner optimizer's state
 
 
 class Moment(NamedTuple):

@@ -17,6 +17,7 @@ from perron._modules import temporarily_set
 from perron.distributed.asynchronous import AsynchronousNode
 from perron.distributed.consistency import compare, copy_tensors, gather_average, gather_texts, versions
 from perron.distributed.finite import is_finite
+from perron.distributed.inner import copy_memory
 from perron.distributed.node import DistributedNode
 from perron.distributed.process_group import START_TIMEOUT, Peers
 from perron.errors import DivergenceError, NetworkError, PerronError
@@ -62,7 +63,10 @@ def assemble(
             source = node.name if peers.rank in sources else peers.node_ids[(sources or [0])[0]]
             raise DivergenceError(f"The model of node {source}, which node {node.name} starts from, is not finite.")
     node.step = step
-    optimizer._start()
+    optimizer._start(resume=bool(sources))
+    if sources:
+        copy_memory(optimizer, sources, peers)
+    optimizer._begin()
 
 
 def recovery_from(optimizer: Decentralized, error: NetworkError) -> Recovery:

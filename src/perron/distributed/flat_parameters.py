@@ -26,22 +26,16 @@ class FlatParameters:
         self.model = model
         self.params: list[nn.Parameter] = [p for one in groups for p in one["params"] if p.requires_grad]
         self._owners = [index for index, one in enumerate(groups) for p in one["params"] if p.requires_grad]
-        self._check_groups(groups)
+        self._check_params()
         self.vector = torch.cat([param.detach().reshape(-1) for param in self.params])
-        self._views = [
-            part.view(param.shape) for part, param in zip(self._split(self.vector), self.params, strict=True)
-        ]
+        self._views = self.views(self.vector)
         self.dtype, self.device = self.vector.dtype, self.vector.device
         self._rates: list[float] = []  # those that are in _lr
         self._lr = torch.zeros(self.vector.shape if len(groups) > 1 else (), dtype=self.dtype, device=self.device)
         self._versions: list[int] = []
         self._ids = {id(param) for param in self.params}
 
-    def _check_groups(self, groups: Groups) -> None:
-        for one in groups:
-            rate, decay = one["lr"], one["weight_decay"]
-            if not rate > 0 or not decay >= 0:
-                raise PerronError(f"Decentralized needs lr > 0 and weight_decay >= 0; got {rate} and {decay}.")
+    def _check_params(self) -> None:
         if not self.params:
             raise PerronError("None of the parameters requires a gradient.")
         kinds = {(param.dtype, param.device) for param in self.params}
@@ -51,6 +45,10 @@ class FlatParameters:
 
     def _split(self, vector: Tensor) -> tuple[Tensor, ...]:
         return vector.split([param.numel() for param in self.params])  # type: ignore[no-untyped-call]
+
+    def views(self, vector: Tensor) -> list[Tensor]:
+        """Return the parts of a vector in the shapes of the parameters."""
+        return [part.view(param.shape) for part, param in zip(self._split(vector), self.params, strict=True)]
 
     def _with_groups(self, groups: Groups, vector: Tensor) -> Iterator[tuple[dict[str, Any], nn.Parameter, Tensor]]:
         """Yield each parameter with its group and its part of a vector."""
@@ -114,7 +112,8 @@ class FlatParameters:
             "the parameters' shapes": [list(param.shape) for param in self.params],
             "the parameters' type": str(self.dtype),
             "the parameter groups": [
-                {"parameters": len(one["params"])} | {key: one[key] for key in ("lr", "weight_decay") if not began}
+                {"parameters": len(one["params"])}
+                | {key: value for key, value in one.items() if key != "params" and not began}
                 for one in groups
             ],
             "whether the optimizer was given the model": self.model is not None,
@@ -140,6 +139,16 @@ class FlatParameters:
                     "Parameters were changed by something other than the optimizer (were weights loaded into the model?). Call "
                     "optimizer.reset() on every node afterwards."
                 )
+
+
+def check_rates(groups: Groups) -> None:
+    """Refuse groups without a positive learning rate, or with a negative weight decay."""
+    for one in groups:
+        rate, decay = one["lr"], one["weight_decay"]
+        if rate is None:
+            raise PerronError("Decentralized needs a learning rate: pass lr=, or an optimizer of torch as inner=.")
+        if not rate > 0 or not decay >= 0:
+            raise PerronError(f"Decentralized needs lr > 0 and weight_decay >= 0; got {rate} and {decay}.")
 
 
 def _parameters(module: nn.Module) -> list[nn.Parameter]:

@@ -30,7 +30,8 @@ from perron.distributed.collective import AVERAGED, WIRES, assemble, averaged_mo
 from perron.distributed.elastic.membership import Change
 from perron.distributed.elastic.recovery import Recovery
 from perron.distributed.finite import is_finite
-from perron.distributed.flat_parameters import FlatParameters
+from perron.distributed.flat_parameters import FlatParameters, check_rates
+from perron.distributed.inner import Inner, build_inner, with_move
 from perron.distributed.node import DistributedNode
 from perron.distributed.optimizer_state import pack_state, unpack_state
 from perron.distributed.process_group import TIMEOUT, FixedPeers, check_timeout
@@ -49,7 +50,10 @@ class Decentralized(torch.optim.Optimizer):
         graph: the network: a topology's name, a `Graph`, several for a time-varying one, a `Mixing`, or a function of the
             number of nodes. The default sends to one neighbor per step and mixes like the full exponential graph.
         lr: learning rate; a group may have its own. All nodes should have the same schedule.
-        weight_decay: added to the gradient before it is tracked.
+        inner: an optimizer of torch that moves the model along the algorithm's direction, as a function of the parameter groups:
+            ``lambda groups: torch.optim.AdamW(groups, lr=3e-4)``. Its groups and state become those of this optimizer.
+        clip: the largest norm of the direction along which this node moves its model.
+        weight_decay: added to the gradient before it is tracked; AdamW and other inner optimizers have their own.
         weights: the weight rule for a graph, see `perron.networks.mixing.RULES`.
         seed: of random topologies, random weights and the nodes' random numbers.
         group: the process group; the default one if None. One with a rank of each machine runs the algorithm between machines.
@@ -62,6 +66,7 @@ class Decentralized(torch.optim.Optimizer):
     Attributes:
         run_id: the name of this training in checkpoints; later trainings have greater ones.
         gradients_received: the number of gradients that the current step has had; mostly 0.
+        inner: the inner optimizer, or None.
         skipped: the number of gradients that were replaced because they were not finite.
         infinite_buffers: the model's buffers with infinite entries at the start, as masks; all others have to stay finite.
         changes: with elastic membership, a `Change` for each time that members were lost or joined.
@@ -69,7 +74,7 @@ class Decentralized(torch.optim.Optimizer):
     """
 
     node: DistributedNode
-    algorithm_state: Any
+    algorithm_state: Any = None
     _step_supports_amp_scaling = True  # a step that GradScaler skips would leave neighbors waiting
 
     def __init__(
@@ -78,7 +83,9 @@ class Decentralized(torch.optim.Optimizer):
         algorithm: Algorithm | None = None,
         graph: NetworkLike = "one_peer_exponential",
         *,
-        lr: float,
+        lr: float | None = None,
+        inner: Inner | None = None,
+        clip: float | None = None,
         weight_decay: float = 0.0,
         weights: str = "uniform",
         seed: int = 0,
@@ -96,9 +103,14 @@ class Decentralized(torch.optim.Optimizer):
             raise PerronError(f"wire is None or 'bf16', nonfinite 'raise' or 'skip'; got {wire!r} and {nonfinite!r}.")
         self.model = params if isinstance(params, nn.Module) else None
         given = params.parameters() if isinstance(params, nn.Module) else params
-        super().__init__(given, {"lr": lr, "weight_decay": weight_decay})
+        self.inner = build_inner(inner, given := list(given), lr, weight_decay)
+        defaults = {"lr": lr, "weight_decay": weight_decay} if self.inner is None else self.inner.defaults
+        super().__init__(given if self.inner is None else self.inner.param_groups, defaults)
+        self.share_groups()
+        if self.inner is None:
+            check_rates(self.param_groups)
         self._flat = FlatParameters(self.param_groups, self.model)
-        self.algorithm = PushPull() if algorithm is None else algorithm
+        self.algorithm = with_move(algorithm or PushPull(), self.inner, self._flat, clip, weight_decay)
         named = self.model.named_buffers() if self.model is not None else ()
         self.infinite_buffers = frozenset(name for name, buffer in named if not is_finite(buffer))
         self.nonfinite, self.timeout, self.asynchronous = nonfinite, check_timeout(timeout), asynchronous
@@ -123,7 +135,11 @@ class Decentralized(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Give the gradient to the algorithm, set the model to the next point, and post the messages of the next step."""
+        """Give the gradient to the algorithm, set the model to the next point, and post the messages of the next step.
+
+        Do not clip gradients before it: an algorithm that tracks gradients would track the clipped ones, which do not add up to
+        zero at the optimum, and end elsewhere. Use ``clip=``, which clips the direction.
+        """
         with torch.enable_grad():
             loss = None if closure is None else closure()
         self._flat.check()
@@ -137,7 +153,8 @@ class Decentralized(torch.optim.Optimizer):
 
     def _gradient(self) -> Tensor:
         """Return the gradient as one vector, with weight decay; refuse or replace one that is not finite."""
-        grad = self._flat.gradient(self.param_groups, getattr(self, "grad_scale", None))
+        groups = self.param_groups if self.inner is None else []  # an inner optimizer has a weight decay of its own
+        grad = self._flat.gradient(groups, getattr(self, "grad_scale", None))
         if not (wrong := self._flat.not_finite(grad)):
             return grad
         scaled = getattr(self, "found_inf", None) is not None  # GradScaler expects overflows, and lowers its scale
@@ -178,10 +195,15 @@ class Decentralized(torch.optim.Optimizer):
             self.node.step += 1
             self._begin()
 
-    def _start(self) -> None:
-        self.algorithm_state = self.algorithm.init(self._flat.vector.clone(), self.node)
-        self.last, self.gradients_received = torch.zeros_like(self._flat.vector), 0
-        self._begin()
+    def _start(self, *, resume: bool = False) -> None:
+        """Restart the algorithm from the present parameters; ``resume`` keeps what its move remembers of the gradients."""
+        x = self._flat.vector.clone()
+        if resume and self.algorithm_state is not None:
+            self.algorithm_state = self.algorithm.resume(self.algorithm_state, x, self.node)
+        else:
+            self.algorithm_state = self.algorithm.init(x, self.node)
+            self.state.clear()
+        self.last, self.gradients_received = torch.zeros_like(x), 0
 
     def _begin(self) -> None:
         """Run the next step up to the point at which it needs a gradient."""
@@ -206,6 +228,7 @@ class Decentralized(torch.optim.Optimizer):
         """Restart the algorithm from the model's present parameters, as after loading weights into it; on every node."""
         self._settle()
         self._start()
+        self._begin()
 
     @torch.no_grad()
     def set_parameters(self, x: Tensor) -> None:
@@ -245,10 +268,17 @@ class Decentralized(torch.optim.Optimizer):
         """Resume where `state_dict` was taken: the same algorithm, network, node and model."""
         state, last, step = unpack_state(self, state_dict.get("perron"))
         self._settle()
-        super().load_state_dict({name: value for name, value in state_dict.items() if name != "perron"})
+        load = super().load_state_dict if self.inner is None else self.inner.load_state_dict
+        load({name: value for name, value in state_dict.items() if name != "perron"})
+        self.share_groups()
         self.algorithm_state, self.last, self.node.step = state, last, step
         with torch.no_grad():
             self._begin()
+
+    def share_groups(self) -> None:
+        """Make the inner optimizer's groups and state those of this one."""
+        if self.inner is not None:
+            self.param_groups, self.state = self.inner.param_groups, self.inner.state
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         if hasattr(self, "_flat"):
