@@ -45,6 +45,12 @@ def main(folder, options):
     model = Model()
     seed = 9 if options.get("odd") and name.endswith(".2") else 0
     settings = {"graph": GRAPHS[options.get("graph", "default")], "lr": options.get("lr", 0.2), "seed": seed}
+    adamw = {"betas": (0.9, 0.9), "eps": 1.0, "weight_decay": 0.0}  # near the optimum it is momentum, and converges
+    if options.get("move") == "built in":
+        settings["algorithm"] = perron.PushPull(move=perron.AdamW(**adamw))
+    elif options.get("move") == "inner":
+        rate = settings.pop("lr")
+        settings["inner"] = lambda groups: torch.optim.AdamW(groups, lr=rate, **adamw)
     try:
         optimizer = Decentralized(model, timeout=options.get("timeout", 6), **settings)
     except PerronError:
@@ -90,10 +96,17 @@ def main(folder, options):
     found = {
         "x": state.x.tolist(), "began": began, "joined": optimizer.joined, "averages": averages,
         "loaded": None if loaded is None else loaded.step, "sums": total.tolist(), "nodes": optimizer.node.nodes,
-        "lr": optimizer.param_groups[0]["lr"],
+        "lr": optimizer.param_groups[0]["lr"], "updates": updates(optimizer),
         "changes": [change._asdict() | {"text": str(change)} for change in optimizer.changes],
     }  # fmt: skip
     (folder / f"{rank}.json").write_text(json.dumps(found))
+
+
+def updates(optimizer):
+    """How many directions AdamW's moments contain."""
+    if "updates" in optimizer.algorithm_state._fields:
+        return int(optimizer.algorithm_state.updates)
+    return int(optimizer.state[optimizer.param_groups[0]["params"][0]]["step"]) if optimizer.inner else None
 
 
 if __name__ == "__main__":
