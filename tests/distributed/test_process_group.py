@@ -9,7 +9,8 @@ from kinds import Training, group
 
 from perron.distributed.collective import assemble
 from perron.distributed.consistency import gather_texts
-from perron.distributed.elastic.membership import Generation, Member
+from perron.distributed.elastic.generation import Generation
+from perron.distributed.elastic.protocol import Member
 from perron.distributed.optimizer import Decentralized
 from perron.distributed.process_group import FixedPeers
 

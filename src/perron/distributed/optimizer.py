@@ -27,7 +27,7 @@ from perron.algorithms import PushPull
 from perron.algorithms.base import Algorithm
 from perron.distributed.asynchronous import check_asynchronous
 from perron.distributed.collective import AVERAGED, WIRES, assemble, averaged_model, join, recovery_from
-from perron.distributed.elastic.membership import Change
+from perron.distributed.elastic.generation import Change
 from perron.distributed.elastic.recovery import Recovery
 from perron.distributed.finite import is_finite
 from perron.distributed.flat_parameters import FlatParameters, check_rates
@@ -143,7 +143,12 @@ class Decentralized(torch.optim.Optimizer):
         with torch.enable_grad():
             loss = None if closure is None else closure()
         self._flat.check()
-        self._advance(self._gradient())
+        try:
+            self._advance(self._gradient())
+        except DivergenceError as error:
+            if self._recovery is not None:
+                self._recovery.fail(error)
+            raise
         return loss
 
     @property
@@ -178,6 +183,8 @@ class Decentralized(torch.optim.Optimizer):
         except DivergenceError as error:  # the step is abandoned
             self._failure = error
             raise
+        if self._recovery is not None:
+            self._recovery.membership.stepped()
         self._calls += 1
 
     def _send(self, grad: Tensor) -> None:

@@ -1,6 +1,6 @@
 """A group of processes that exchange tensors: point-to-point transfers, collectives, and waits that always time out.
 
-`FixedPeers` is a process group of torch.distributed, whose members never change. `elastic.membership.Generation` is a group that
+`FixedPeers` is a process group of torch.distributed, whose members never change. `elastic.generation.Generation` is a group that
 ends when a member is lost or a process joins. The rest of the engine uses the interface `Peers`.
 """
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import gc
 import json
 import logging
+import sys
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -21,8 +22,10 @@ from torch import Tensor
 from perron.algorithms.base import Algorithm
 from perron.distributed.collective import assemble
 from perron.distributed.consistency import DisagreementError, gather_texts
-from perron.distributed.elastic.membership import Change, Generation, Membership
-from perron.errors import NetworkError, PerronError
+from perron.distributed.elastic.generation import Change, Generation
+from perron.distributed.elastic.membership import Membership
+from perron.distributed.elastic.protocol import sources as sources_of
+from perron.errors import DivergenceError, NetworkError, PerronError
 from perron.networks.builder import NetworkLike, build_network
 from perron.networks.facts import Network
 from perron.networks.graph import Graph
@@ -54,9 +57,18 @@ class Recovery:
         """Join the training, or begin it with the others."""
         self._recover("start", NetworkError(f"node {self.membership.node} wants to join"))
 
+    def fail(self, error: DivergenceError) -> None:
+        """End the training for all members."""
+        self.optimizer._failure = DivergenceError(str(error))
+        self.membership.fail(error)
+
     def finish(self) -> None:
-        """Leave for good."""
-        self.membership.finish()
+        """Leave for good. If an exception is being handled, this node has not finished its training."""
+        exception = sys.exc_info()[0]
+        if exception is None:
+            self.membership.finish(self.optimizer.steps)
+        else:
+            self.membership.abandon(f"it ended with {exception.__name__}")
         closed = NetworkError("It was closed; start a new process for another training.")
         self.optimizer._failure = self.optimizer._failure or closed
 
@@ -100,7 +112,7 @@ class Recovery:
         try:
             return self._rejoin(activity, error)
         except PerronError as final:
-            self.optimizer._failure = NetworkError(str(final))
+            self.optimizer._failure = type(final)(str(final))  # without the frames of this one
             raise
         finally:
             gc.collect()  # an abandoned generation leaves large tensors behind, and holds connections open
@@ -112,7 +124,7 @@ class Recovery:
             generation = self.membership.rendezvous(activity, step, error, fresh=not self._has_model)
             rank, members = generation.rank, generation.members
             self._activities = {(member.phase, member.step) for member in members}
-            sources, furthest = generation.sources()
+            sources, furthest = sources_of(members)
             if self._has_model:
                 optimizer._flat.vector.copy_(optimizer.algorithm_state.x)
             self._has_model = self._has_model and rank in sources

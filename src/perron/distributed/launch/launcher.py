@@ -23,6 +23,7 @@ from typing import Any
 
 from torch.distributed.distributed_c10d import PrefixStore  # dist names it, but its types do not
 
+from perron.distributed.elastic.protocol import Decision
 from perron.distributed.launch.fork_server import DEFAULTS, ForkedProcess, ForkServer
 from perron.distributed.launch.handshake import ENVIRONMENT_VARIABLE, Handshake, join
 from perron.distributed.process_group import EXIT_GRACE, STALL_TIMEOUT, START_TIMEOUT, STOP_GRACE, check_timeout
@@ -30,6 +31,7 @@ from perron.distributed.store import LOOPBACK, STORE_ERRORS, STORE_PREFIX, open_
 from perron.errors import PerronError
 
 POLL_INTERVAL = 0.05  # seconds
+SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)  # end the training; nodes save first
 STOPPED = (128 + signal.SIGINT, 128 + signal.SIGTERM)  # exit codes of nodes that saved after a signal
 
 log = logging.getLogger("perron")
@@ -116,7 +118,7 @@ class Launcher:
 
         It is 0 if all succeeded, or if the training is elastic and some did; 128 + the number of a signal that ended it; or 1.
         """
-        old = {number: signal.signal(number, _interrupt) for number in (signal.SIGTERM, signal.SIGINT)}
+        old = {number: signal.signal(number, _interrupt) for number in SIGNALS}
         try:
             while True:
                 for worker in self.workers:
@@ -126,6 +128,7 @@ class Launcher:
                 self._supervise()
                 if not self._restart_all():
                     break
+            self._serve_others()
         except _Interrupted as interrupt:
             (number,) = interrupt.args
             running = sum(worker.running for worker in self.workers)
@@ -144,7 +147,8 @@ class Launcher:
             return stopped[0] or 0
         if not any(codes):
             self._publish(f"attempt/{self.attempt}/finished", f"nodes {[worker.node for worker in self.workers]}")
-        return 0 if not any(codes) or (self.elastic and 0 in codes) else 1
+        failed = self.elastic and bool(self._read("failure"))
+        return 0 if not any(codes) or (self.elastic and 0 in codes and not failed) else 1
 
     def _start(self, worker: Worker) -> None:
         worker.starts += 1
@@ -208,6 +212,9 @@ class Launcher:
         """Publish how a worker ended; if elastic, restart it unless that is pointless."""
         how = f"was killed by {_signal_name(-code)}" if code < 0 else f"ended with code {code}"
         self._publish(f"heartbeat/{worker.name}", "finished" if code == 0 else f"gone: {how.removeprefix('was ')}")
+        if code == 0 and self.elastic:
+            with suppress(*STORE_ERRORS):
+                self.store.compare_set("finished", "", f"node {worker.node}")
         if code == 0 or code in STOPPED:
             return
         obstacle = self._restart_obstacle() if self.elastic and self.restarts else ""
@@ -251,13 +258,38 @@ class Launcher:
 
     def _restart_obstacle(self) -> str:
         """Return why a restart is pointless; empty if it is not."""
-        finished = self._read(f"attempt/{self.attempt}/finished")
+        finished = self._read("finished" if self.elastic else f"attempt/{self.attempt}/finished")
         if finished is None:
             return "The store at node 0 is gone"
         if self.elastic:
-            done = any(one.code == 0 or self._read(f"heartbeat/{one.name}") == "finished" for one in self.workers)
-            return "Other nodes have finished already" if done else ""
+            failed = "The training has failed" if self._read("failure") else ""
+            return failed or (f"The training has finished ({finished})" if finished else "")
         return f"On another machine {finished} have finished already" if finished else ""
+
+    def _serve_others(self) -> None:
+        """Keep the store for the nodes of other launchers until all of them have finished or are gone."""
+        if self._handshake is None or not self.elastic:
+            return
+        own, values, since = {worker.node for worker in self.workers}, {}, time.monotonic()
+        told = False
+        while time.monotonic() - since < STALL_TIMEOUT:
+            names = [name for name in self._members() if int(name.partition(".")[0]) not in own]
+            latest = {name: self._read(f"heartbeat/{name}") or "" for name in names}
+            if all(value.startswith(("finished", "gone")) for value in latest.values()):
+                return
+            if not told:
+                told = True
+                self.say("The nodes of this launcher have ended; it stays for the others, since it hosts their store.")
+            since = time.monotonic() if latest != values else since
+            values = latest
+            self._handshake.poll()
+            time.sleep(POLL_INTERVAL)
+
+    def _members(self) -> list[str]:
+        """Return the names of the members of the last generation."""
+        number = self._read("latest")
+        decision = self._read(f"generation/{number}/members") if number else ""
+        return Decision.from_json(decision).names if decision else []
 
     def _kill_stalled(self) -> None:
         """Kill workers that are stopped or hang after others have finished: no node trains with them any more."""

@@ -9,7 +9,7 @@ import signal
 import sys
 from types import TracebackType
 
-from perron.errors import NetworkError, PerronError
+from perron.errors import NetworkError, PerronError, TrainingFinishedError
 
 PR_SET_PDEATHSIG = 1
 
@@ -35,5 +35,7 @@ def _print_one_line(kind: type[BaseException], error: BaseException, trace: Trac
     if issubclass(kind, PerronError):
         sys.stderr.write(f"perron: {error}\n")
         gc.freeze()  # the collection at the interpreter's exit takes most of a second, since torch is large
+        if issubclass(kind, TrainingFinishedError):  # nothing is left to do, and nothing went wrong
+            sys.exit(0)
     else:
         sys.__excepthook__(kind, error, trace)
