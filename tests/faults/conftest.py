@@ -4,6 +4,7 @@ import shutil
 import subprocess
 
 import pytest
+from elastic_trainings import ElasticTraining
 from table import FULL, NOT_YET, QUICK, ROWS, Row
 from trainings import Training
 
@@ -107,3 +108,19 @@ def networks():
     finally:
         for name in names:
             ip("netns", "delete", name, check=False)
+
+
+@pytest.fixture
+def elastic(tmp_path):
+    """Makes an `elastic_trainings.ElasticTraining`; whatever is left of it is ended with the test."""
+    made = []
+
+    def make(**options):
+        folder = tmp_path / f"elastic-{len(made)}"
+        folder.mkdir()
+        made.append(ElasticTraining(folder, **options))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.end()

@@ -85,12 +85,21 @@ ROWS = {
               ">= 100 faults, same bits, memory +< 5 %, files constant, no gap > 60 s"),
     28: Fault("weak dependencies and code", "audit of pinned packages; linter's security rules; search for dangerous calls (F22)",
               "none known"),
+    29: Fault("a node dies at the end of an elastic training", "SIGKILL in the final average, after it, in `close`, in `finish`",
+              "it is not restarted, or ends saying that the training has finished; the results stay; code 0"),
     30: Fault("checkpoints that not all nodes can use", "a disk that is not mounted, a later format, a first save cut short",
               "refused: who can use which steps, why others cannot, `fresh=True`; only own files are removed"),
+    32: Fault("only one node has the model, and pauses", "3 nodes: one stopped for 5 s, two killed and restarted",
+              "the newcomers wait for it; training continues with its model"),
     34: Fault("numbers between nodes that are not finite", "NaN or infinity in a message before a save, a state, a checkpoint",
               "named with sender, edge and step; not saved, not loaded; resumed bit for bit from the one before"),
+    35: Fault("an elastic training diverges", "learning rate 20 times too large",
+              "all nodes end with the reason and an error code; no restart"),
+    36: Fault("the nodes of the launcher with the store die", "one of four killed there, then another one elsewhere",
+              "the launcher stays; the second death is recovered from"),
+    37: Fault("the store stalls", "SIGSTOP of the launcher for 4 and 9 s", "no member is lost"),
 }  # fmt: skip
-QUICK = {1, 3, 4, 9, 10, 11, 15, 16, 17, 18, 19, 21, 22, 23, 24, 25, 30, 34}
+QUICK = {1, 3, 4, 9, 10, 11, 15, 16, 17, 18, 19, 21, 22, 23, 24, 25, 29, 30, 32, 34, 35, 37}
 
 
 class Row:

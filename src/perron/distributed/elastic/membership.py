@@ -113,6 +113,13 @@ class Membership:
         self._joined += rendezvous.me.fresh
         return decision, rendezvous.last
 
+    def assembled(self, generation: Generation) -> None:
+        """Record that the members of a generation have a model, before they train it."""
+        try:
+            self.store.set("assembled", str(generation.number))
+        except STORE_ERRORS as error:
+            raise _unreachable(self.node, error) from None
+
     def stepped(self) -> None:
         """Note that a step was made: newcomers may join from now on."""
         if self.generation is not None:

@@ -86,16 +86,18 @@ class View(NamedTuple):
     """What a process knows when it decides on the generation after ``last``.
 
     ``registered`` are the processes that registered, by name, in this order; ``status`` is known of all of them, of the members
-    of the last generation and of the absent ones. ``stepped`` says whether the training has made a step, ``patient`` whether
-    processes that are alive are still waited for. ``broken`` are the pairs of names that cannot reach each other, with a reason.
+    of the last generation and of the absent ones. ``assembled`` says whether there has been a model, ``patient`` whether
+    processes that are alive are still waited for, ``finished`` whether a member has finished. ``broken`` are the pairs of names
+    that cannot reach each other, with a reason.
     """
 
     last: Decision
     registered: Mapping[str, Member]
     status: Mapping[str, Status]
     size: int
-    stepped: bool
+    assembled: bool
     patient: bool
+    finished: bool = False
     broken: Mapping[tuple[str, str], str] = {}
 
 
@@ -115,8 +117,9 @@ def decide(view: View) -> Decision | str:
     holders = [name for name, member in chosen.items() if name in last.names and not member.fresh]
     excluded: dict[str, str] = {}
     busy = next((chosen[name].phase for name in holders if chosen[name].phase not in INTERRUPTIBLE), None)
-    if busy is not None:
-        excluded |= {name: f"the members are busy ({busy})" for name in chosen if name not in holders}
+    if busy is not None or view.finished:
+        reason = "the training has finished" if view.finished else f"the members are busy ({busy})"
+        excluded |= {name: reason for name in chosen if name not in holders}
     excluded |= unreachable({name: member for name, member in chosen.items() if name not in excluded}, view)
     members = sorted(member for name, member in chosen.items() if name not in excluded)
     names = {member.name for member in members}
@@ -136,7 +139,7 @@ def decide(view: View) -> Decision | str:
         )
     earlier = dict.fromkeys([*last.names, *last.absent])
     absent = [name for name in earlier if name not in names and status[name].kind in (ALIVE, SILENT)]
-    if view.stepped and names.isdisjoint(holders) and absent:
+    if view.assembled and names.isdisjoint(holders) and absent:
         states = listed(f"{name} ({excluded.get(name, status[name].text)})" for name in absent)
         return f"No process that registered has the model; these may have it: {states}"
     return Decision(last.number + 1, tuple(members), tuple(absent), excluded)

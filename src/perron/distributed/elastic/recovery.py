@@ -161,6 +161,7 @@ class Recovery:
             if generation.rank in sources and len(sources) < generation.size:  # the node that joined has to leave
                 raise NetworkError(str(error)) from None
             raise
+        self.membership.assembled(generation)
         self._has_model = True
 
     def _copy_groups(self, generation: Generation, sources: list[int]) -> None:

@@ -38,7 +38,8 @@ SETTLE_SECONDS = 0.25  # without a new registration before a decision
 POLL_INTERVAL = 0.02  # seconds between two polls
 MOST = 0.5  # seconds that count between two polls
 FIRST_DELAY, LONGEST_DELAY = 1.0, 60.0  # seconds before a process that was a member joins again, doubled each time
-PATIENCE = 5.0  # seconds after which a process that waits says why
+PROBE_INTERVAL = 3.0  # seconds between two tests of the connections, while no decision is possible
+TELL_AFTER = 5.0  # seconds after which a process that waits says why
 
 log = logging.getLogger("perron")
 
@@ -87,7 +88,7 @@ class Rendezvous:
         self._told = False
         self._registered: dict[str, Member] | None = None  # None until this process has registered
         self._began = self._changed = 0.0
-        self._probed = False
+        self._next_probe = 0.0
         self._warned: set[tuple[str, str]] = set()
 
     def poll(self) -> Decision | None:
@@ -133,7 +134,7 @@ class Rendezvous:
             refuse_finished(self.store, self.me.node)
         running = self.last.number >= 0 and not self._read(f"generation/{self.last.number}/end")
         if running and not member and (reason := self._hindrance(now)):
-            if not self._told and now - self._arrived > PATIENCE:
+            if not self._told and now - self._arrived > TELL_AFTER:
                 self._told = True
                 log.warning("Node %d waits to join the training: %s.", self.me.node, reason)
             return
@@ -141,7 +142,7 @@ class Rendezvous:
         key = f"generation/{self.last.number + 1}"
         self.store.append(f"{key}/registered", json.dumps(self.me._asdict()) + "\n")
         self.heartbeat.watch([*self.last.names, *self.last.absent])
-        self._registered, self._probed, self._began, self._changed = {}, False, now, now
+        self._registered, self._next_probe, self._began, self._changed = {}, now, now, now
 
     def _hindrance(self, now: float) -> str:
         """Return why this newcomer may not end the present generation yet."""
@@ -180,12 +181,17 @@ class Rendezvous:
         for node in range(self.size) if self.last.number < 0 else ():
             if how := self._read(f"dead/{node}"):
                 raise NetworkError(f"Node {self.me.node} cannot start: node {node} {how} before the training began.")
-        patient, stepped = now - self._began < self.timeout, bool(self._read("stepped"))
-        view = View(self.last, found, statuses, self.size, stepped=stepped, patient=patient)
+        if self.me.name not in self.last.names:
+            refuse_finished(self.store, self.me.node)  # after the statuses: a member writes this first, then its status
+        patient = now - self._began < self.timeout
+        finished, assembled = (bool(self._read(name)) for name in ("finished", "assembled"))
+        view = View(self.last, found, statuses, self.size, assembled, patient, finished)
         outcome = decide(view)
         if isinstance(outcome, Decision) and found.keys() >= set(self.last.names) and self.last.names:
-            # Nobody is lost, so something else is wrong: find out who reaches whom.
-            broken = self._broken_pairs(key, [name for name in found if statuses[name].kind == ALIVE], patient=patient)
+            # No member is lost, so something else is wrong: find out which pairs can exchange messages.
+            broken = self._broken_pairs(
+                key, [name for name in found if statuses[name].kind == ALIVE], now, patient=patient
+            )
             outcome = decide(view._replace(broken=broken)) if broken is not None else "Not all tested their connections"
         if isinstance(outcome, Decision) and now - self._changed >= SETTLE_SECONDS:
             self.store.compare_set(f"{key}/members", "", outcome.to_json())
@@ -196,10 +202,12 @@ class Rendezvous:
             reason = outcome if isinstance(outcome, str) else "No decision was made"
             raise NetworkError(f"Node {self.me.node} cannot continue after {limit:g} s. {reason}.")
 
-    def _broken_pairs(self, key: str, names: list[str], *, patient: bool) -> dict[tuple[str, str], str] | None:
+    def _broken_pairs(
+        self, key: str, names: list[str], now: float, *, patient: bool
+    ) -> dict[tuple[str, str], str] | None:
         """Return the pairs that cannot reach each other; None until all processes have tested this, or time is up."""
-        if not self._probed:
-            self._probed = True
+        if now >= self._next_probe:
+            self._next_probe = now + PROBE_INTERVAL
             report = self.probe([name for name in names if name != self.me.name])
             self.store.set(f"{key}/reach/{self.me.name}", json.dumps(report))
         keys = {name: f"{key}/reach/{name}" for name in names}

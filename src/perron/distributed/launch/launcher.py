@@ -270,8 +270,8 @@ class Launcher:
         """Keep the store for the nodes of other launchers until all of them have finished or are gone."""
         if self._handshake is None or not self.elastic:
             return
-        own, values, since = {worker.node for worker in self.workers}, {}, time.monotonic()
-        told = False
+        own, told, since = {worker.node for worker in self.workers}, False, time.monotonic()
+        values: dict[str, str] = {}
         while time.monotonic() - since < STALL_TIMEOUT:
             names = [name for name in self._members() if int(name.partition(".")[0]) not in own]
             latest = {name: self._read(f"heartbeat/{name}") or "" for name in names}
