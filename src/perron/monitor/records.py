@@ -2,7 +2,7 @@
 
 A process only ever appends whole lines, so that killing it costs the last line at most:
 
-    {"began": 1760000000.0, "node": 0, "steps": 2000}       a process starts to write; a later one may continue the file
+    {"began": 1760000000.0, "format": 1, "steps": 2000}     a process starts to write; a later one may continue the file
     {"time": 1760000001.5, "step": 40, "loss": 0.31}        values measured after that step
     {"time": 1760000002.0, "step": 62}                      progress without values
     {"time": 1760000003.0, "step": 62, "event": "..."}      an event
@@ -28,8 +28,9 @@ from math import isfinite
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
-from perron.errors import FileError, PerronError
+from perron.errors import FileError, FormatError, PerronError
 
+FORMAT = 1  # of the lines; a reader refuses higher ones. The first files had no number
 WAITED = "waited"  # the curve of the seconds that a node spent waiting for others
 LIVE = ".live"  # the suffix of the records of a study's run
 INTERVAL = 0.2  # seconds between two lines with the same names
@@ -63,7 +64,7 @@ class Records:
             self._file = _open_locked(self.path)
         except OSError as error:
             raise FileError(f"Cannot write {path}: {error.strerror}.") from None
-        began = {"began": time.time(), **about, "pid": os.getpid(), "host": socket.gethostname()}
+        began = {"began": time.time(), "format": FORMAT, **about, "pid": os.getpid(), "host": socket.gethostname()}
         self._write(began | ({} if steps is None else {"steps": steps}))
 
     def __call__(self, step: int, /, **values: Any) -> dict[str, float]:
@@ -190,12 +191,17 @@ class Track:
     _marks: list[tuple[float, int]] = field(default_factory=list)  # times and steps since the last beginning
 
     def add(self, entry: Mapping[str, Any]) -> None:
-        """Add a line. An invalid one changes nothing and raises a ValueError, TypeError, KeyError or OverflowError."""
+        """Add a line. An invalid one changes nothing and raises a ValueError, TypeError, KeyError or OverflowError.
+
+        One of a later format raises a `FormatError`.
+        """
         values = dict(entry)
         steps = values.pop("steps", self.steps)
         steps = None if steps is None else int(_bounded(steps))
         if "began" in values:
             began = _bounded(values["began"])
+            if (form := values.pop("format", FORMAT)) != FORMAT:
+                raise FormatError(f"The records have format {form!r:.20}; this version of perron reads {FORMAT}.")
             self.about, self.began, self.at, self.ended, self._marks = values, began, began, None, []
             self.steps = steps
             return
@@ -293,6 +299,8 @@ class Tail:
         for line in lines.splitlines():
             try:
                 self.track.add(json.loads(line))
+            except FormatError as error:
+                raise FormatError(f"{self.path}: {error}") from None
             except (ValueError, TypeError, KeyError, OverflowError, RecursionError):
                 self.track.damaged += bool(line.strip())
         return self.track

@@ -23,7 +23,7 @@ from scipy.sparse import csr_array
 from perron._storage import npz
 from perron._storage.atomic import write_bytes
 from perron._typing import FloatArray
-from perron.errors import FileError, GraphError, MixingError
+from perron.errors import FileError, FormatError, GraphError, MixingError
 from perron.networks import _text_formats as formats
 from perron.networks._text_formats import WeightedNetwork
 from perron.networks.graph import Graph, check_nodes
@@ -35,6 +35,7 @@ TEXT_FORMATS = dict.fromkeys(EDGE_LISTS, (formats.parse_edge_list, formats.forma
     ".csv": (formats.parse_csv, formats.format_csv),
 }
 SUFFIXES = (".graphml", *EDGE_LISTS, ".csv", ".npz")
+FORMAT = 1  # of a whole mixing; the first files had no number
 CSR_PARTS = ("data", "indices", "indptr")
 
 
@@ -70,12 +71,14 @@ def read_mixing(path: str | Path) -> Mixing:
         raise FileError(f"{path} holds no mixing but {sorted(arrays)}. Write one with write_mixing(mixing, path).")
     try:
         header = json.loads(str(arrays["perron_mixing"]))
+        if (form := header.get("format", FORMAT)) != FORMAT:
+            raise FormatError(f"{path} has format {form!r:.20}; this version of perron reads {FORMAT}.")
         n = header["nodes"]
         pull, push = (
             [_to_csr(arrays, f"{side}{k}_", n, path) for k in range(header[side])] for side in ("pull", "push")
         )
         return Mixing(pull or None, push or None, connected=header["connected"], name=header["name"])
-    except (KeyError, TypeError, json.JSONDecodeError) as error:
+    except (KeyError, TypeError, AttributeError, json.JSONDecodeError) as error:
         raise FileError(f"{path} is damaged: {error!r}.") from None
     except MixingError as error:
         raise FileError(f"{path}: {error}") from None
@@ -87,6 +90,7 @@ def write_mixing(mixing: Mixing, path: str | Path) -> Path:
     if path.suffix.lower() != ".npz":
         raise FileError(f"A mixing is written to an .npz file; got {path}. For one matrix use write_matrix.")
     header: dict[str, Any] = {
+        "format": FORMAT,
         "nodes": mixing.nodes,
         "name": mixing.name,
         "connected": "strongly" if mixing.is_strongly_connected else "rooted",

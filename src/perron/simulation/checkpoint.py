@@ -1,4 +1,7 @@
-"""Saving a simulation while it runs, and resuming it."""
+"""Saving a simulation while it runs, and resuming it.
+
+Files have format 2. Those of format 1 have no number; they are read unless they lack the facts by which runs are compared.
+"""
 
 from __future__ import annotations
 
@@ -6,20 +9,23 @@ import json
 import time
 import warnings
 from contextlib import AbstractContextManager
+from hashlib import file_digest
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from perron._storage import tensorfile
+from perron._storage.atomic import keep_file
 from perron._storage.lockfile import LOCK, exclusive_lock
-from perron.errors import FileError, PerronError
+from perron.errors import FileError, FormatError, PerronError
 from perron.schedules import rate_at
 from perron.simulation.history import Recorder
 
 if TYPE_CHECKING:
     from perron.simulation.simulator import Running, Simulation
 
+FORMAT = 2
 COMPARED = (0, 1, 10, 100, 1000, 10_000)  # steps at which learning rates are compared
 
 
@@ -61,16 +67,20 @@ class RunCheckpoint:
         try:
             tensors, facts, damage = tensorfile.latest(self.path)
         except FileError as error:
+            names = [_keep_damaged(path) for path in (self.path, tensorfile.before(self.path)) if path.is_file()]
             self.intact = False
-            warnings.warn(f"{error} The run starts from the beginning.", stacklevel=3)
+            warnings.warn(f"{error} The run starts from the beginning. The file is kept as {names[0]}.", stacklevel=3)
             return False
-        if not isinstance(facts.get("run"), dict):
-            raise FileError(f"{self.path} holds no run of perron.simulate. Remove it, or choose another file.")
+        run = self._facts_of_run(facts)
         if damage:
+            kept = _keep_damaged(self.path)
             self.intact = False
             older = tensorfile.before(self.path)
-            warnings.warn(f"{damage} The run resumes from {older}, step {facts['step']}.", stacklevel=3)
-        if differ := [key for key, value in self.facts.items() if facts["run"].get(key) != value]:
+            warnings.warn(
+                f"{damage} The run resumes from {older}, step {facts['step']}. The file is kept as {kept}.",
+                stacklevel=3,
+            )
+        if differ := [key for key, value in self.facts.items() if run.get(key) != value]:
             raise PerronError(
                 f"{self.path} was saved by another run: it differs in {', '.join(differ)}. Remove it, or choose another file."
             )
@@ -83,13 +93,29 @@ class RunCheckpoint:
         self.began -= facts.get("seconds", 0.0)
         return True
 
+    def _facts_of_run(self, facts: dict[str, Any]) -> dict[str, Any]:
+        """Return the facts by which runs are compared, in the form of the present format."""
+        form, run = facts.get("format", 1), facts.get("run")
+        if not isinstance(run, dict):
+            raise FileError(f"{self.path} holds no run of perron.simulate. Remove it, or choose another file.")
+        remedy = "Choose another file, or move it elsewhere"
+        if form not in (1, FORMAT):
+            raise FormatError(f"{self.path} has format {form}; this version of perron reads 1 and {FORMAT}. {remedy}.")
+        if form == 1 and "start" not in run:
+            raise FormatError(
+                f"{self.path} has an early form of format 1, without what is needed to tell whether it is the same run. {remedy}."
+            )
+        if form == 1 and (run.get("links") == "are reliable" or run.get("loss") == 0):  # as they were called before
+            run = run | {"links": {"loss": 0.0, "delay": 0, "repeats": 0.0}}
+        return run
+
     def save(self, running: Running, recorder: Recorder, *, force: bool) -> None:
         """Save if the interval has passed, or if ``force``."""
         began = time.monotonic()
         if began - self.last < self.interval and not force:
             return
         tensors, facts = running.saved()
-        facts |= {"run": self.facts, "seconds": began - self.began}
+        facts |= {"format": FORMAT, "run": self.facts, "seconds": began - self.began}
         try:
             tensorfile.write(self.path, tensors | recorder.saved(), facts, keep=self.intact)
             self.intact = True
@@ -98,3 +124,10 @@ class RunCheckpoint:
         self.last = time.monotonic()
         if self.interval:
             self.interval = max(self.interval, 50 * (self.last - began))
+
+
+def _keep_damaged(path: Path) -> Path:
+    """Give a damaged file a second name, under which it stays when the run saves again."""
+    with path.open("rb") as file:
+        digest = file_digest(file, "sha256").hexdigest()[:8]
+    return keep_file(path, Path(f"{path}.damaged-{digest}"))

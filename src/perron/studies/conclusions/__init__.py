@@ -53,7 +53,12 @@ def write(outcome: Outcome, conclusion: Conclusion) -> list[Path]:
         for name, figure in conclusion.figures.items()
         for suffix in (".png", ".pdf")
     ]
-    summary = {"study": outcome.study.name, "conclusion": outcome.study.conclusion, "sentences": conclusion.sentences}
+    summary = {
+        "format": 1,
+        "study": outcome.study.name,
+        "conclusion": outcome.study.conclusion,
+        "sentences": conclusion.sentences,
+    }
     text = to_json(summary | conclusion.summary, indent=2)
     paths.append(write_bytes(folder / "summary.json", text.encode()))
     paths.append(write_bytes(folder / "report.md", markdown(outcome, conclusion).encode()))
