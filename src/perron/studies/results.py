@@ -59,7 +59,7 @@ class Manifest(BaseModel):
     runs: dict[str, Seconds] = {}
     reused: NonNegativeInt
     failed: dict[str, str]
-    warned: dict[str, str]
+    warned: dict[str, str] = {}
     sha256: str = ""  # of results.parquet
 
 
