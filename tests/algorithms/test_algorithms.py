@@ -665,3 +665,39 @@ def test_the_stable_interval_of_steps_brackets_what_runs_do(make, lr_scale):
     for step, converges in ((low * 1.3, True), (high * 0.85, True), (low * 0.6, False), (high * 1.2, False)):
         models, _ = run(make(theta=0.5), mixing, problem, 3000, step / lr_scale)
         assert bool((models[-1] - problem.optimum).abs().max() < 1e-3) == converges, (step, low, high)
+
+
+@pytest.mark.parametrize("kind", ["one-peer", "random"])
+@pytest.mark.parametrize(("heavy", "nesterov"), [(1.0, 0.0), (0.0, 1.0), (0.6, 0.4)])
+def test_the_limit_of_momentum_on_a_network_that_varies_in_time(kind, heavy, nesterov):
+    """`check` names the largest momentum: with 3 % less, models come together in a run without gradients; with 3 % more, not."""
+    graphs = [topologies.ring(8), topologies.random_digraph(8, probability=0.3, seed=2), topologies.exponential(8)]
+    mixing = (
+        Mixing.uniform(topologies.one_peer_exponential(8))
+        if kind == "one-peer"
+        else Mixing.random_integer(graphs, seed=5)
+    )
+
+    def made(scale):
+        return AcceleratedPushPull(heavy=scale * heavy, nesterov=scale * nesterov)
+
+    with pytest.raises(MixingError, match="whatever the step") as refused:
+        made(0.99).check(Network(mixing))
+    at = [
+        float(number)
+        for number in re.findall(r"up to heavy=([\d.e-]+), nesterov=([\d.e-]+?)\.$", str(refused.value))[0]
+    ]
+    limit = sum(at)
+    made(0.97 * limit).check(Network(mixing))
+    with pytest.raises(MixingError):
+        made(1.03 * limit).check(Network(mixing))
+    apart = {}
+    for scale in (0.97 * limit, 1.03 * limit):
+        node, algorithm = SimulatedNode(mixing), made(scale)
+        start = torch.as_tensor(np.random.default_rng(0).standard_normal((8, 4)))
+        state = algorithm.init(start, node)
+        for node.step in range(3000):
+            state = advance(algorithm, state, node, 0.0, torch.zeros_like)
+        apart[scale] = float((state.x - state.x.mean(-2, keepdim=True)).norm())
+    assert apart[0.97 * limit] < 1e-6
+    assert apart[1.03 * limit] > 1e6, apart

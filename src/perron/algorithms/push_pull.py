@@ -106,7 +106,8 @@ class AcceleratedPushPull(Algorithm):
 
     from s = x and y = grad(s_prev) = 0. In the long run x-hat moves with the step c lr / (1 - heavy - nesterov). On a directed
     network too much momentum is unstable for EVERY step size: all roots of r^2 - ((1+nesterov) l + heavy) r
-    + (nesterov l + heavy) must lie in the unit disc for each eigenvalue l of A but 1, which `check` checks.
+    + (nesterov l + heavy) must lie in the unit disc for each eigenvalue l of A but 1, which `check` checks, also on networks that
+    vary in time. `PushPull` with the move `perron.Momentum` has no such limit.
 
     References: Xin & Khan 2020 (ABm); Xin, Jakovetic & Khan 2019 (ABN); Nguyen, Nguyen & Nedic 2023 (the combination is
     our reading of its abstract).

@@ -15,7 +15,7 @@ from perron.errors import GraphError, MixingError
 from perron.networks.facts import Network
 from perron.networks.mixing import Mixing
 from perron.networks.spectral import period_product
-from perron.networks.stochastic import worst_asymmetry, worst_sum
+from perron.networks.stochastic import to_dense, worst_asymmetry, worst_sum
 
 if TYPE_CHECKING:
     from perron.algorithms.base import About
@@ -88,11 +88,18 @@ def warn_if_wild(about: About, network: Network) -> None:
 
 
 def check_momentum(title: str, network: Network, heavy: float, nesterov: float) -> None:
-    """Refuse momentum with which disagreement grows on this network for every step size."""
+    """Refuse momentum with which disagreement grows on this network for every step size.
+
+    As lr -> 0 the models follow x+ = A_t (x + nesterov (x - x_prev)) + heavy (x - x_prev). With one A, the roots of
+    r^2 - ((1+nesterov) l + heavy) r + (nesterov l + heavy) decide for each of its eigenvalues l but 1. With several in turn,
+    it is the product of the companion matrices over the period, whose eigenvalues but 1 must lie in the unit disc.
+    """
 
     def stable(scale: float) -> bool:
-        h, g, eigenvalue = scale * heavy, scale * nesterov, network.pull_spectrum
-        return _stable_roots((1 + g) * eigenvalue + h, g * eigenvalue + h)
+        h, g = scale * heavy, scale * nesterov
+        if network.mixing.period == 1:
+            return _stable_roots((1 + g) * network.pull_spectrum + h, g * network.pull_spectrum + h)
+        return _contracts(_companions(network.mixing, h, g))
 
     if not stable(1.0):
         most = _largest(stable, 1.0)
@@ -100,6 +107,16 @@ def check_momentum(title: str, network: Network, heavy: float, nesterov: float) 
             f"{title}: on this network disagreement grows with momentum heavy={heavy:g}, nesterov={nesterov:g}, whatever "
             f"the step. It dies out up to heavy={most * heavy:.3g}, nesterov={most * nesterov:.3g}."
         )
+
+
+def _companions(mixing: Mixing, heavy: float, nesterov: float) -> np.ndarray[Any, Any]:
+    """The matrix that takes (x, x_prev) through a period of x+ = A_t (x + nesterov (x - x_prev)) + heavy (x - x_prev)."""
+    one = np.eye(mixing.nodes)
+    period = np.eye(2 * mixing.nodes)
+    for matrix in (to_dense(mixing.pull_at(step)) for step in range(mixing.period)):
+        back = nesterov * matrix + heavy * one
+        period = np.block([[matrix + back, -back], [one, 0 * one]]) @ period
+    return period
 
 
 def warn_if_small_steps_fail(title: str, network: Network, side: Literal["pull", "push"], theta: float) -> None:
@@ -160,29 +177,27 @@ def _stable_roots(linear: object, constant: object) -> bool:
     return bool(np.maximum(np.abs(b + root), np.abs(b - root)).max(initial=0.0) / 2 < 1 - 1e-12)
 
 
+def _contracts(matrix: np.ndarray[Any, Any]) -> bool:
+    """Whether all eigenvalues lie inside the unit disc but one, which is 1 by conservation."""
+    values = np.linalg.eigvals(matrix)
+    return bool(np.abs(np.delete(values, np.argmin(np.abs(values - 1)))).max(initial=0.0) < 1 - 1e-12)
+
+
 def _largest(stable: Callable[[float], bool], upper: float) -> float:
     """The largest value in [0, upper] up to which ``stable`` holds, by bisection; 0 if nowhere."""
     if stable(upper):
         return upper
     low, high = 0.0, upper
-    for _ in range(40):
+    for _ in range(20):
         middle = (low + high) / 2
         low, high = (middle, high) if stable(middle) else (low, middle)
     return low
 
 
 def _stable_steps(iteration: Callable[[float], np.ndarray[Any, Any]]) -> tuple[float, float] | None:
-    """The widest interval of steps in which a linear iteration contracts, to about 5 %; None if there is none.
-
-    One eigenvalue is 1 by conservation; all others must lie inside the unit disc.
-    """
-
-    def contracts(step: float) -> bool:
-        values = np.linalg.eigvals(iteration(step))
-        return bool(np.abs(np.delete(values, np.argmin(np.abs(values - 1)))).max(initial=0.0) < 1)
-
+    """The widest interval of steps in which a linear iteration contracts, to about 5 %; None if there is none."""
     grid = np.geomspace(1e-3, 4, 170)
-    good = np.array([False, *(contracts(float(step)) for step in grid), False])
+    good = np.array([False, *(_contracts(iteration(float(step))) for step in grid), False])
     starts, ends = np.flatnonzero(good[1:] & ~good[:-1]), np.flatnonzero(good[:-1] & ~good[1:])
     if not len(starts):
         return None
