@@ -1,14 +1,16 @@
 """Theory held against the simulator: levels, stable steps, rates, transients, horizons, sensitivities."""
 
 import warnings
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 
-from perron import ALGORITHMS, Mixing, Network, PushPull, Simulation, simulate, theory
+from perron import ALGORITHMS, AdamW, Mixing, Momentum, Network, PushPull, Simulation, simulate, theory
 from perron.algorithms.base import Algorithm
 from perron.algorithms.centralized import CentralizedSGD, ModelState
+from perron.algorithms.moves import Moving
 from perron.errors import MixingError, PerronError
 from perron.networks import topologies
 from perron.problems import Logistic, Quadratic
@@ -19,7 +21,13 @@ from perron.theory.sensitivity import sensitivity
 pytestmark = pytest.mark.filterwarnings("ignore:.*disagreement grows as lr")
 GRAPH = topologies.random_digraph(5, probability=0.4, seed=3)
 WEIGHTS = Mixing.random_integer(GRAPH, seed=1)
-MINIMISERS = [name for name, one in ALGORITHMS.items() if one.about.family != "gossip"]
+EVERY = ALGORITHMS | {
+    f"{name} with {move.label}": replace(one, move=move)
+    for name, one in ALGORITHMS.items()
+    if isinstance(one, Moving)
+    for move in (Momentum(), Momentum(momentum=0.5, nesterov=True))
+}
+MINIMISERS = [name for name, one in EVERY.items() if one.about.family != "gossip"]
 
 
 def network_for(algorithm: Algorithm) -> Mixing:
@@ -58,10 +66,11 @@ def growth(problem, algorithm, mixing, rates, steps):
 @pytest.mark.parametrize("name", MINIMISERS)
 def test_the_recursion_is_what_runs(name):
     """Ten steps of the algorithm with settled weights are ten products with M, from any state that runs reach."""
-    algorithm = ALGORITHMS[name]
+    algorithm = EVERY[name]
     if name == "focus_sampled":
         pytest.skip("random: its moments are tested below")
-    mixing, lr, problem = network_for(algorithm), 0.01, Quadratic.random(5, 2, seed=1)
+    mixing, problem = network_for(algorithm), Quadratic.random(5, 2, seed=1)
+    lr = 0.01 / (algorithm.move.gain if isinstance(algorithm, Moving) else 1)
     problem = Quadratic(
         problem.hessians, problem.centers - problem.optimum
     )  # the optimum is zero, the local ones are not
@@ -89,7 +98,7 @@ def test_the_recursion_is_what_runs(name):
 @pytest.mark.parametrize("name", ["push_pull", "push_pull_pu", "extra_push", "frost", "exact_diffusion", "focus"])
 def test_the_unit_of_the_loss_does_not_matter(name):
     """Losses times 1e12 and lr over 1e12: the same run. So are limits and levels, down to tiny steps."""
-    algorithm = ALGORITHMS[name]
+    algorithm = EVERY[name]
     mixing = network_for(algorithm)
     one = theory.stable_lr(algorithm, mixing, 1.0)
     for scale in (1e-12, 1e12):
@@ -143,6 +152,9 @@ def test_what_is_not_linear_is_refused():
 
     with pytest.raises(PerronError, match="not linear given the gradients"):
         recursion(Clipped(), WEIGHTS, 0.1)
+    for order in ("cta", "pu", "atc"):
+        with pytest.raises(PerronError, match="with AdamW is not linear given the gradients"):
+            theory.stable_lr(PushPull(order=order, move=AdamW()), WEIGHTS, 1.0)
 
 
 def test_large_networks_and_gossip_are_refused():
@@ -157,7 +169,7 @@ def test_large_networks_and_gossip_are_refused():
 
 @pytest.mark.parametrize("name", MINIMISERS)
 def test_levels_are_those_of_the_simulator(name):
-    algorithm = ALGORITHMS[name]
+    algorithm = EVERY[name]
     mixing = network_for(algorithm)
     problem = Quadratic.random(5, 3, strong_convexity=0.3, noise_std=0.5, seed=1)
     stable = theory.StableRange(0.0, 0.08) if name == "focus_sampled" else theory.stable_lr(algorithm, mixing, problem)
@@ -192,15 +204,15 @@ def test_simple_formulas_are_the_limit_of_small_steps():
     problem = Quadratic.random(5, 3, noise_std=0.5, seed=1)
     network = Network(WEIGHTS)
     for name in ("push_pull", "add_opt", "frost"):
-        factor = ALGORITHMS[name].effective_step(network)
-        found = theory.stationary(problem, ALGORITHMS[name], network, 1e-4 / factor)
+        factor = EVERY[name].effective_step(network)
+        found = theory.stationary(problem, EVERY[name], network, 1e-4 / factor)
         assert found.grad_norm_sq == pytest.approx(theory.noise_floor(problem, 1e-4), rel=2e-3)
         assert found.distance_sq == pytest.approx(theory.distance_floor(problem, 1e-4), rel=2e-3)
 
 
 @pytest.mark.parametrize("name", ["sgp", "sgp_cta", "gradient_pull", "dsgd", "dsgd_atc", "subgradient_push"])
 def test_bias_is_that_of_a_run_without_noise(name):
-    algorithm, problem = ALGORITHMS[name], Quadratic.random(5, 3, strong_convexity=0.3, seed=1)
+    algorithm, problem = EVERY[name], Quadratic.random(5, 3, strong_convexity=0.3, seed=1)
     mixing = network_for(algorithm)
     lr = 0.1 / algorithm.effective_step(Network(mixing))
     found = theory.stationary(problem, algorithm, mixing, lr)
@@ -270,7 +282,7 @@ def test_unknown_things_are_said():
 
 @pytest.mark.parametrize("name", [name for name in MINIMISERS if name != "focus_sampled"])
 def test_errors_grow_beyond_the_largest_stable_step_only(name):
-    algorithm, problem = ALGORITHMS[name], still(5)
+    algorithm, problem = EVERY[name], still(5)
     mixing = network_for(algorithm)
     stable = theory.stable_lr(algorithm, mixing, problem)
     rates = [0.97 * stable.upper, 1.03 * stable.upper]
