@@ -30,6 +30,7 @@ import torch
 from torch import Tensor
 
 from perron.algorithms.base import Algorithm, advance
+from perron.algorithms.moves import Moving
 from perron.algorithms.requirements import check_matrices
 from perron.errors import PerronError
 from perron.networks.facts import Network
@@ -37,6 +38,7 @@ from perron.networks.mixing import Mixing
 from perron.theory.matrix_node import MatrixNode, matrix_node
 
 TOLERANCE = 1e-9  # singular values below this count as zero when conserved quantities are computed
+NOT_LINEAR = "{} is not linear given the gradients; theory cannot analyse it."
 LARGEST = 3000  # rows of a dense matrix whose eigenvalues we compute
 
 _lock = Lock()
@@ -146,6 +148,8 @@ def recursion(algorithm: Algorithm, network: Network | Mixing, lr: float = 1.0) 
     check_lr(lr)
     if n > LARGEST // 3:
         raise PerronError(f"theory works with dense matrices, up to {LARGEST // 3} nodes; this network has {n}.")
+    if isinstance(algorithm, Moving) and algorithm.move.scale_dependent:
+        raise PerronError(NOT_LINEAR.format(algorithm.about.title))
     check_matrices(algorithm.about, mixing)  # not `check`, which may refuse momentum: theory tells whether it is stable
     node = matrix_node(network)
     start = _converged(algorithm, network, node)
@@ -333,7 +337,7 @@ def _check_linear(
     after = advance(algorithm, state, node, lr, lambda _: next(grads))
     result = torch.cat([getattr(after, name).expand(n, 2) for name in fields])
     if not torch.allclose(result, stage.P @ S + stage.Q @ g, atol=1e-8):
-        raise PerronError(f"{algorithm.about.title} is not linear given the gradients; theory cannot analyse it.")
+        raise PerronError(NOT_LINEAR.format(algorithm.about.title))
 
 
 def _draws(algorithm: Algorithm, node: MatrixNode, state: Any) -> bool:
