@@ -4,6 +4,8 @@ A `PerronError` is a ValueError. Every message contains the problem, the value a
 without a traceback.
 """
 
+from unicodedata import bidirectional, category
+
 __all__ = [
     "DivergenceError",
     "FailedError",
@@ -17,6 +19,8 @@ __all__ = [
     "TrainingFinishedError",
     "UnknownNameError",
 ]
+
+EMBEDDINGS = ("LRE", "RLE", "LRO", "RLO", "PDF", "LRI", "RLI", "FSI", "PDI")  # characters that change the order of text
 
 
 class PerronError(ValueError):
@@ -74,3 +78,16 @@ def brief(value: object, limit: int = 80) -> str:
     """Format a value for an error message: on one line, truncated."""
     shown = " ".join(repr(value).split())
     return shown if len(shown) <= limit else f"{shown[: limit - 3]}..."
+
+
+def strip_control(text: str) -> str:
+    """Return text without the characters that steer a terminal or reorder its lines: files may come from anywhere.
+
+    >>> strip_control("a\\x1b[2J title\\x07 of\\ntwo lines")
+    'a[2J title of two lines'
+    """
+    return "".join(
+        " " if mark in "\t\n\r" else mark
+        for mark in text
+        if mark in "\t\n\r" or not (category(mark) in ("Cc", "Cs") or bidirectional(mark) in EMBEDDINGS)
+    )

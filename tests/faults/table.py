@@ -89,6 +89,9 @@ ROWS = {
               "it is not restarted, or ends saying that the training has finished; the results stay; code 0"),
     30: Fault("checkpoints that not all nodes can use", "a disk that is not mounted, a later format, a first save cut short",
               "refused: who can use which steps, why others cannot, `fresh=True`; only own files are removed"),
+    31: Fault("a study in a folder with other results",
+              "results of other code; killed, Ctrl-C, full disk at each operation on a file; no Ray; newer formats; read-only",
+              "no row is lost: a table is replaced only by one with its runs, others are kept, shown, and said"),
     32: Fault("only one node has the model, and pauses", "3 nodes: one stopped for 5 s, two killed and restarted",
               "the newcomers wait for it; training continues with its model"),
     34: Fault("numbers between nodes that are not finite", "NaN or infinity in a message before a save, a state, a checkpoint",
@@ -98,8 +101,14 @@ ROWS = {
     36: Fault("the nodes of the launcher with the store die", "one of four killed there, then another one elsewhere",
               "the launcher stays; the second death is recovered from"),
     37: Fault("the store stalls", "SIGSTOP of the launcher for 4 and 9 s", "no member is lost"),
+    40: Fault("a study on Ray, seen from the network", "listening sockets counted; a client without the token; an old Ray",
+              "all on the loopback interface; refused"),
+    41: Fault("text in files that steers other programs", "escape sequences in titles, names, errors; formulas in labels",
+              "nothing but text reaches the terminal; spreadsheets see text, numbers stay numbers"),
+    42: Fault("foreign files and odd addresses", "`runs` is a link; foreign *.part files; ports of 99999; mirrors without https",
+              "refused or left alone, in one line"),
 }  # fmt: skip
-QUICK = {1, 3, 4, 9, 10, 11, 15, 16, 17, 18, 19, 21, 22, 23, 24, 25, 29, 30, 32, 34, 35, 37}
+QUICK = {1, 3, 4, 9, 10, 11, 15, 16, 17, 18, 19, 21, 22, 23, 24, 25, 29, 30, 31, 32, 34, 35, 37, 40, 41, 42}
 
 
 class Row:

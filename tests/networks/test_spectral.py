@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from strategies import digraphs, mixings, random_mixing
 
-from perron import Graph, Mixing, SpectralError
+from perron import Graph, Mixing, Network, SpectralError
 from perron.networks import _eigen as eigen
 from perron.networks import spectral, topologies
 from perron.networks._eigen import DENSE_UP_TO
@@ -192,6 +192,16 @@ def test_trees_follow_their_root():
     assert metrics.to_dict()["pull"]["kappa"] is None
     assert any("rooted at node 0" in line for line in metrics.advice())
     assert metrics.pull.s == pytest.approx(45.7, abs=0.05)  # algorithms.md, card 20
+
+
+def test_the_least_return_of_a_rooted_network_is_that_of_its_roots():
+    """Nodes 0 and 1 form the root component of A; node 2 only receives, has Perron weight zero, and does not count."""
+    A = np.array([[0.1, 0.9, 0.0], [0.6, 0.4, 0.0], [0.2, 0.3, 0.5]])
+    rooted = Network(Mixing(A, A.T, connected="rooted"))
+    alone = Network(Mixing(A[:2, :2], A[:2, :2].T))
+    np.testing.assert_allclose(rooted.pull_perron, [0.4, 0.6, 0.0])
+    assert rooted.least_return == pytest.approx(0.1 / 0.4)
+    assert alone.least_return == pytest.approx(0.1 / 0.4)
 
 
 def test_time_varying_networks_are_described_by_their_product():

@@ -17,9 +17,10 @@ from typer.core import TyperCommand, TyperGroup
 
 from perron._registry import unknown
 from perron._storage.jsonable import to_json
+from perron.errors import strip_control
 
 if TYPE_CHECKING:
-    from rich.console import Console, RenderableType
+    from rich.console import Console, ConsoleOptions, RenderableType
 
 NETWORKS, STUDIES, THEORY, TRAIN = "Look at networks", "Run studies", "Theory and design", "Train"  # groups of commands
 NETWORK, OUTPUT = "Network", "Output"  # groups of options
@@ -88,11 +89,20 @@ class App(typer.Typer):
 # ---- output
 
 
-def console(width: int = FILE_WIDTH) -> Console:
-    """Return standard output as a console: as wide as the terminal, or ``width`` columns where there is none."""
-    from rich.console import Console
+def console(width: int = FILE_WIDTH, *, stderr: bool = False) -> Console:
+    """Return standard output or error as a console: as wide as the terminal, or ``width`` columns where there is none.
 
-    screen = Console()
+    Text that comes from files can contain anything: control characters in it are not printed.
+    """
+    from rich.console import Console
+    from rich.segment import Segment
+
+    class SafeConsole(Console):
+        def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterator[Segment]:
+            for text, style, control in super().render(renderable, options):
+                yield Segment(text if control else _strip_lines(text), style, control)
+
+    screen = SafeConsole(stderr=stderr)
     if not screen.is_terminal:
         screen.width = width
     return screen
@@ -117,9 +127,14 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]], *, title:
 
 
 def print_status(text: str) -> None:
-    """Print a line to standard error."""
-    sys.stderr.write(f"{text}\n")
+    """Print lines to standard error."""
+    sys.stderr.write(f"{_strip_lines(text)}\n")
     sys.stderr.flush()
+
+
+def _strip_lines(text: str) -> str:
+    """Return text without control characters other than the ends of its lines."""
+    return "\n".join(map(strip_control, text.split("\n")))
 
 
 def write_json(value: Any) -> None:

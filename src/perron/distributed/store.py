@@ -18,6 +18,7 @@ from perron.distributed.process_group import START_TIMEOUT, TIMEOUT, first_line
 from perron.errors import NetworkError, PerronError
 
 LOOPBACK = "127.0.0.1"
+LARGEST_PORT = 2**16 - 1
 STORE_PREFIX = "perron"  # of all keys
 STORE_ERRORS = (RuntimeError, dist.DistError)  # what a call of the store raises if its host cannot be reached
 
@@ -41,8 +42,10 @@ def open_store(address: str | None, *, serve: bool) -> tuple[str, int, Any]:
     host, port = LOOPBACK, 0
     if address is not None:
         host, _, digits = address.rpartition(":")
-        if not host or not digits.isdecimal():
-            raise PerronError(f"A store's address is HOST:PORT, as 10.0.0.1:29500; got {address!r}.")
+        if not host or not digits.isdecimal() or not 0 < int(digits[:6]) <= LARGEST_PORT:
+            raise PerronError(
+                f"A store's address is HOST:PORT with a port from 1 to {LARGEST_PORT}, as 10.0.0.1:29500; got {address!r}."
+            )
         port = int(digits)
     try:
         listening = socket.create_server((host, port)) if serve else None

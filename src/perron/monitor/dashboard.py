@@ -7,14 +7,13 @@ from contextlib import suppress
 from itertools import cycle
 from textwrap import wrap
 from typing import Any
-from unicodedata import category
 
 from rich.console import Group, RenderableType
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from perron.errors import FileError, PerronError
+from perron.errors import FileError, PerronError, strip_control
 from perron.monitor.curves import Curve, draw_curves
 from perron.monitor.progress import format_duration, format_value
 from perron.monitor.records import Track
@@ -232,15 +231,6 @@ def shorten_labels(labels: Mapping[str, str]) -> dict[str, str]:
 
 def _finite(points: Iterable[tuple[float, float | None]]) -> list[tuple[float, float]]:
     return [(step, value) for step, value in points if value is not None and abs(value) < HUGE]
-
-
-def strip_control(text: str) -> str:
-    """Return text without control characters, which steer a terminal: files may come from anywhere.
-
-    >>> strip_control("a\\x1b[2J title\\x07 of\\ntwo lines")
-    'a[2J title of two lines'
-    """
-    return "".join(" " if mark in "\t\n\r" else mark for mark in text if mark in "\t\n\r" or category(mark) != "Cc")
 
 
 def _text(text: str, **settings: Any) -> Text:

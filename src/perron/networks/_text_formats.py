@@ -18,6 +18,9 @@ from scipy.sparse import csr_array
 from perron.errors import FileError, brief
 from perron.networks.graph import check_nodes
 
+FORMULA = re.compile(r"'*[=+\-@\t\r]")  # the beginning of text that a spreadsheet would evaluate
+NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")
+
 
 class WeightedNetwork(NamedTuple):
     """The content of a file: a weight matrix and, optionally, labels of the nodes."""
@@ -151,9 +154,9 @@ def parse_csv(text: str, path: Path) -> WeightedNetwork:
         raise FileError(f"{path} holds no numbers.")
     labels = None
     if not lines[0][1][0].strip():
-        labels, lines = lines[0][1][1:], lines[1:]
+        labels, lines = [_plain(label) for label in lines[0][1][1:]], lines[1:]
         for i, (number, row) in enumerate(lines):
-            if i >= len(labels) or row[0] != labels[i]:
+            if i >= len(labels) or _plain(row[0]) != labels[i]:
                 wanted = f"the name {labels[i]!r} of column {i + 1}" if i < len(labels) else "no more rows than names"
                 raise FileError(f"{path}:{number}: row {row[0]!r:.80} stands where {wanted} was expected.")
         lines = [(number, row[1:]) for number, row in lines]
@@ -174,13 +177,19 @@ def format_csv(matrix: csr_array, labels: Sequence[str] | None) -> str:
     """Return the text that `parse_csv` parses to the same network."""
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
-    if labels:
-        writer.writerow(["", *labels])
+    quoted = [f"'{label}" if FORMULA.match(label) and not NUMBER.fullmatch(label) else label for label in labels or ()]
+    if quoted:
+        writer.writerow(["", *quoted])
     for i in range(matrix.shape[0]):
         row = matrix[[i]].toarray()[0]
         cells = [repr(int(value) if value == int(value) else float(value)) for value in row]
-        writer.writerow([labels[i], *cells] if labels else cells)
+        writer.writerow([quoted[i], *cells] if quoted else cells)
     return out.getvalue()
+
+
+def _plain(label: str) -> str:
+    """Return a label without the apostrophe that `format_csv` puts before text that a spreadsheet would evaluate."""
+    return label[1:] if label.startswith("'") and FORMULA.match(label) else label
 
 
 # ---- GraphML

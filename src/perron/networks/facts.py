@@ -57,17 +57,18 @@ class Network:
 
     @cached_property
     def least_return(self) -> float | None:
-        """The minimum over t of diag(A^t) / pi_A; None for more than 128 nodes, for which it is not computed.
+        """The minimum over t and nodes of diag(A^t) / pi_A; None for more than 128 nodes, for which it is not computed.
 
-        Pull-only methods divide gradients by diag(A^t), which is tiny for small t if walks take long to return and self-loops
-        have small weights: on a ring of n nodes about a_ii^(n-1).
+        Nodes outside the root component of a rooted network have pi_A = 0 and do not count. Pull-only methods divide gradients
+        by diag(A^t), which is tiny for small t if walks take long to return and self-loops have small weights: on a ring of n
+        nodes about a_ii^(n-1).
         """
         if self.nodes > 128:
             return None
         A = to_dense(spectral.period_product(self.mixing, "pull"))
-        power, least = A, 1.0
+        power, least, roots = A, 1.0, self.pull_perron > 0
         for _ in range(4 * self.nodes):
-            least = min(least, float((power.diagonal() / self.pull_perron).min()))
+            least = min(least, float((power.diagonal()[roots] / self.pull_perron[roots]).min()))
             power = power @ A
         return least
 

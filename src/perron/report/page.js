@@ -376,7 +376,12 @@ function nodesAndLinks(side, xaxis, yaxis, pixels, symbol) {
 
 // ---- downloads
 
-const cell = (value) => { const text = value === null || value === undefined ? "" : String(value); return /[",\n\r]/.test(text) ? `"${text.replace(/"/g, '""')}"` : text; };
+// A spreadsheet would evaluate text that begins with = + - @ as a formula, unless an apostrophe is before it. Numbers stay, also with their errors, as -0.98 ± 0.02.
+const formula = (text) => /^[=+\-@\t\r]./.test(text) && !/^[+-](inf|nan|infinity|[\d.][\d.eE+\-±×^%()[\], ]*)$/i.test(text);
+const cell = (value) => {
+  const plain = value === null || value === undefined ? "" : String(value), text = formula(plain) ? `'${plain}` : plain;
+  return /[",\n\r]/.test(text) ? `"${text.replace(/"/g, '""')}"` : text;
+};
 const csv = (rows) => rows.map((row) => row.map(cell).join(",")).join("\n") + "\n";
 
 function curvesTable(study) {

@@ -9,7 +9,7 @@ import signal
 import sys
 from types import TracebackType
 
-from perron.errors import NetworkError, PerronError, TrainingFinishedError
+from perron.errors import NetworkError, PerronError, TrainingFinishedError, strip_control
 
 PR_SET_PDEATHSIG = 1
 
@@ -33,7 +33,7 @@ def exit_with_launcher() -> None:
 
 def _print_one_line(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
     if issubclass(kind, PerronError):
-        sys.stderr.write(f"perron: {error}\n")
+        sys.stderr.write(f"perron: {strip_control(str(error))}\n")
         gc.freeze()  # the collection at the interpreter's exit takes most of a second, since torch is large
         if issubclass(kind, TrainingFinishedError):  # nothing is left to do, and nothing went wrong
             sys.exit(0)

@@ -89,8 +89,8 @@ class Slurm(Executor):
         """Do the jobs; see `perron.studies.executors`."""
         folder = jobs[0].target.parent.parent / "slurm"
         name = f"perron-{hashlib.sha256(str(folder).encode()).hexdigest()[:12]}"
-        self._cancel(name)  # jobs of a study that was killed: no other process may run one in this directory
         make_own_directory(folder)
+        self._cancel(name)  # jobs of a study that was killed: no other process may run one in this directory
         for start in folder.glob(f"{START}*"):
             shutil.rmtree(start, ignore_errors=True)  # other machines may hold files open in it
         # A folder for each start: a job of an earlier one finds no heartbeat in its own, and ends.
