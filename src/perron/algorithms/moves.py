@@ -9,15 +9,16 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import namedtuple
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from functools import lru_cache
-from math import isfinite, log
+from math import inf, log
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from perron._registry import lookup, options_model, validate
 from perron.algorithms.base import Algorithm, Rate
 from perron.algorithms.node import Handle
 from perron.errors import PerronError
@@ -189,7 +190,7 @@ class Clipped(Move):
     norm: float = field(kw_only=True)
 
     def __post_init__(self) -> None:
-        if not isinstance(self.move, Move) or not (self.norm > 0 and isfinite(self.norm)):
+        if not isinstance(self.move, Move) or not (isinstance(self.norm, float | int) and 0 < self.norm < inf):
             raise PerronError(f"Clipped needs a move and a finite norm > 0; got {self.move!r} and norm={self.norm}.")
 
     @property
@@ -220,6 +221,22 @@ class Clipped(Move):
 
 
 MOVES: dict[str, type[Move]] = {"descent": Descent, "momentum": Momentum, "adamw": AdamW}
+
+
+def move_of(given: str | Mapping[str, Any]) -> Move:
+    """Return the move of a name, or of a table with its name, its options and ``clip``, the norm that it is clipped to.
+
+    >>> move_of({"name": "adamw", "weight_decay": 0.1, "clip": 1.0}).label
+    'AdamW(weight_decay=0.1) clipped to 1'
+    """
+    options: dict[str, Any] = dict(given) if isinstance(given, Mapping) else {"name": given}
+    if not isinstance(name := options.pop("name", None), str):
+        raise PerronError(f"A move is a name or a table with a name; got {given!r}. There are: {', '.join(MOVES)}.")
+    kind, clip = lookup(name, MOVES, "move"), options.pop("clip", None)
+    for key in options:
+        lookup(key, dict.fromkeys([*(one.name for one in fields(kind)), "clip"]), f"option of {name}")  # type: ignore[arg-type]
+    move: Move = kind(**validate(options_model(kind), options).model_dump(include=set(options)))
+    return move if clip is None else Clipped(move, norm=clip)
 
 
 def descend(x: Tensor, lr: Rate, y: Tensor) -> Tensor:

@@ -14,6 +14,7 @@ from pydantic import BaseModel, ConfigDict
 from perron._registry import lookup, options_model, validate
 from perron.algorithms import ALGORITHMS
 from perron.algorithms.base import Algorithm
+from perron.algorithms.moves import move_of
 from perron.algorithms.unreliable import Links
 from perron.errors import PerronError
 from perron.networks.builder import add_weights, build_graph, build_released
@@ -43,8 +44,12 @@ class Choice(BaseModel):
 
     @property
     def label(self) -> str:
-        """The name with its options."""
-        given = ", ".join(f"{key}={value}" for key, value in self.options.items())
+        """The name with its options, which may be choices themselves."""
+        values = {
+            key: Choice(**value).label if isinstance(value, dict) and "name" in value else value
+            for key, value in self.options.items()
+        }
+        given = ", ".join(f"{key}={value}" for key, value in values.items())
         return f"{self.name}({given})" if given else self.name
 
 
@@ -142,7 +147,8 @@ def algorithm_of(name: str, options: Mapping[str, Any]) -> Algorithm:
     known = [field.name for field in fields(base)]
     for key in options:
         lookup(key, dict.fromkeys([*known, "weights"]), f"option of {name}")
-    others = {key: getattr(base, key) for key in known if key not in options}
-    return replace(
-        base, **validate(options_model(base.__class__), dict(options) | others).model_dump(include=set(options))
-    )
+    given = dict(options)
+    if "move" in given:
+        base = replace(base, move=move_of(given.pop("move")))
+    others = {key: getattr(base, key) for key in known if key not in given}
+    return replace(base, **validate(options_model(base.__class__), given | others).model_dump(include=set(given)))

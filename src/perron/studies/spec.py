@@ -28,6 +28,7 @@ from typing import Annotated, Any, Literal, TypeVar
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from perron._registry import NAME, format_errors, lookup, options_model, unknown, validate
+from perron.algorithms.moves import Moving
 from perron.algorithms.unreliable import Links
 from perron.data.augment import PRESETS
 from perron.data.datasets import TITLES
@@ -79,7 +80,8 @@ class Study(BaseModel):
             (``"random/authors"``), with ``default`` for the others.
         weights: names of weight rules, or ``"authors"`` for the networks that the paper's authors released.
         network_seed: of random topologies and weights.
-        algorithms: names, or tables with options; the option ``weights`` overrides the study's.
+        algorithms: names, or tables with options; the option ``weights`` overrides the study's. The option ``move`` is a name
+            from `perron.algorithms.MOVES` or a table, as ``{ name = "adamw", weight_decay = 0.1, clip = 1.0 }``.
         lr: learning rates, or ``"default"`` for each algorithm's own rule; or a table of them by topology, with ``default`` for
             the others.
         equal_effective_step: whether lr is the *effective* step, so that each algorithm gets lr divided by its factor (c for
@@ -225,10 +227,24 @@ class Study(BaseModel):
                 raise ValueError(f"{key!r} names weights that the study does not use: {', '.join(sorted(used))}")
         if "authors" in used and (odd := [choice.label for choice in self.topologies if choice.options]):
             raise ValueError(f"weights: the authors' networks take no options; got {', '.join(odd)}")
+        if any("default" in rates for rates in self.lr.values()):
+            for choice in self.algorithms:
+                self._check_default_step(choice)
         for requirement in CONCLUSIONS[self.conclusion].requirements:
             if lacking := requirement(self):
                 raise ValueError(f"conclusion: {self.conclusion} needs {lacking}")
         return self
+
+    @staticmethod
+    def _check_default_step(choice: Choice) -> None:
+        options = choice.options
+        options.pop("weights", None)
+        algorithm = algorithm_of(choice.name, options)
+        try:
+            if isinstance(algorithm, Moving):
+                algorithm.move.default_lr(1.0)
+        except PerronError as error:
+            raise ValueError(f"lr: {choice.label}: {error}") from None
 
     @cached_property
     def runs(self) -> list[Run]:
