@@ -21,7 +21,7 @@ from test_f13_full_disk import disk, small  # noqa: F401  (a fixture)
 from perron import report
 from perron.errors import FileError, PerronError
 from perron.studies.provenance import code
-from perron.studies.results import earlier, read_study, replace_table, results_by_code
+from perron.studies.results import earlier_results, read_study, replace_table, results_by_code
 from perron.studies.runner import run_study
 from perron.studies.spec import Study
 
@@ -60,7 +60,7 @@ def check(out, table, page=None):
     now = read_study(out)
     assert now.manifest.code in (OTHER, code())
     if now.manifest.code == code():
-        (kept,) = earlier(out)
+        (kept,) = earlier_results(out)
         pd.testing.assert_frame_equal(read_study(kept).table, table)
         assert page is None or (kept / "report.html").read_bytes() == page
 
@@ -132,7 +132,7 @@ def test_f31_ctrl_c_and_kill_of_the_command(folder, tmp_path, row, trials):
     _, said = process.communicate(timeout=HANG)
     assert process.returncode == 0, said
     assert f"2 of 2 runs have results of other code ({OTHER})" in said
-    (kept,) = earlier(folder)
+    (kept,) = earlier_results(folder)
     assert str(kept) in said
     check(folder, table)
     for arguments in (["--code", OTHER], []):
@@ -174,7 +174,7 @@ def test_f31_two_at_once_and_a_reader(folder, tmp_path, row, trials):
         os.kill(writer, signal.SIGKILL)
         os.waitpid(writer, 0)
     assert seen == {len(one) for one in tables}
-    assert len(earlier(folder)) == 2  # that of other code, and the larger one of this code
+    assert len(earlier_results(folder)) == 2  # that of other code, and the larger one of this code
     row.measured(f"a second study refused, nothing changed; {reads} reads of changing tables, all whole", trials=reads)
 
 
@@ -187,7 +187,7 @@ def test_f31_formats_that_are_not_known(folder, row):
     with pytest.raises(FileError, match=r"results\.parquet cannot be read"):
         read_study(folder)
     run_study(SPEC, folder, executor=Here())
-    (first,) = earlier(folder)
+    (first,) = earlier_results(folder)
     assert (first / "results.parquet").read_bytes() == table
     newer = json.dumps(manifest | {"format": 2, "news": []})
     (folder / "manifest.json").write_text(newer)
@@ -195,7 +195,7 @@ def test_f31_formats_that_are_not_known(folder, row):
         read_study(folder)
     before = (folder / "results.parquet").read_bytes()
     run_study(SPEC, folder, executor=Here())
-    (second,) = set(earlier(folder)) - {first}
+    (second,) = set(earlier_results(folder)) - {first}
     assert (second / "results.parquet").read_bytes() == before
     assert (second / "manifest.json").read_text() == newer
     unread = b"a run of a newer version"

@@ -254,7 +254,7 @@ def finish(outcome: Outcome, *, files: bool = True, only: Sequence[str] = (), as
     """Print the conclusions of a study and its tables (or only some), write its files, and raise if runs failed."""
     from perron import report
     from perron.studies.conclusions import conclude, failures, write
-    from perron.studies.results import earlier, results_by_code
+    from perron.studies.results import earlier_results, results_by_code
 
     try:
         conclusion = conclude(outcome)
@@ -273,7 +273,7 @@ def finish(outcome: Outcome, *, files: bool = True, only: Sequence[str] = (), as
         fields = {name: getattr(outcome, name) for name in ("folder", "done", "reused", "failed", "warned")}
         fields |= {"study": outcome.study.name, "runs": len(outcome.study.runs), "seconds": round(outcome.seconds, 3)}
         fields |= {"conclusion": outcome.study.conclusion, "sentences": conclusion.sentences}
-        fields |= {"code": code, "results_by_code": by_code, "earlier": earlier(outcome.folder)}
+        fields |= {"code": code, "results_by_code": by_code, "earlier": earlier_results(outcome.folder)}
         write_json(fields | {"summary": conclusion.summary, "files": paths})
     else:
         _print(outcome, conclusion, paths, only)

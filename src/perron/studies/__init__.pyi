@@ -2,7 +2,7 @@ from . import executors as executors
 from . import statistics as statistics
 from .conclusions import conclude as conclude
 from .results import Outcome as Outcome
-from .results import earlier as earlier
+from .results import earlier_results as earlier_results
 from .results import read_study as read_study
 from .results import results_by_code as results_by_code
 from .runner import run_study as run_study

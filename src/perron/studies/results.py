@@ -178,14 +178,14 @@ def results_by_code(folder: str | Path) -> dict[str, int]:
     for path in (folder / RUNS).glob("*.parquet"):
         if match := RUN_FILE.fullmatch(path.name):
             found.setdefault(match[2], set()).add(match[1])
-    for place in (folder, *earlier(folder)):
+    for place in (folder, *earlier_results(folder)):
         with suppress(FileError):
             manifest = read_manifest(place)
             found.setdefault(manifest.code, set()).update(manifest.runs)
     return {code: len(keys) for code, keys in found.items() if keys}
 
 
-def earlier(folder: str | Path) -> list[Path]:
+def earlier_results(folder: str | Path) -> list[Path]:
     """Return the directories of tables that were kept when another one took their place."""
     return sorted(path.parent for path in (Path(folder) / EARLIER).glob(f"*/{TABLE}"))
 
@@ -234,7 +234,7 @@ def _read_pair(folder: Path) -> tuple[Manifest, pd.DataFrame]:
 def _read_code(folder: Path, code: str) -> Outcome:
     """Return the results of some code: of the tables in the directory or the join of its runs, the one with the most runs."""
     found = []
-    for place in (folder, *earlier(folder)):
+    for place in (folder, *earlier_results(folder)):
         with suppress(FileError):
             outcome = read_study(place)
             found += [outcome] if outcome.manifest and outcome.manifest.code == code else []
