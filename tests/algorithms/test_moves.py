@@ -1,5 +1,6 @@
 """Moves: the built-in ones are those of torch.optim, on one node and on every node of a network, and keep methods exact."""
 
+import warnings
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -37,6 +38,7 @@ from perron.random import NOISE, Keyed
 from perron.simulation import _blockwise, measure_traits
 from perron.simulation.simulator import Running
 
+pytestmark = pytest.mark.filterwarnings("ignore:.*this network mixes slowly")
 NAMES = [name for name, algorithm in ALGORITHMS.items() if isinstance(algorithm, Moving)]
 EXACT = [name for name in NAMES if ALGORITHMS[name].about.exact]
 TRACKERS = [name for name in EXACT if name != "centralized"]
@@ -443,3 +445,26 @@ def test_nothing_that_is_accepted_diverges(name, topology):
         models, _ = run(algorithm, mixing, problem, 600, lr)
         error = (models[:, 0] - problem.optimum).norm(dim=-1).max(-1).values
         assert error[-100:].max() < 2 * error[0], (move.label, float(error[0]), float(error[-1]))
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "topology", "second"),
+    [
+        (PushPull(move=AdamW()), "ring", True),
+        (PushPull(move=Clipped(Momentum(), norm=1.0)), "ring", True),
+        (ADDOPT(move=AdamW()), "ring", True),
+        (PushPull(move=AdamW()), "exponential", False),
+        (PushPull(move=AdamW()), "one_peer_exponential", False),
+        (PushPull(move=Momentum()), "ring", False),
+        (SGP(move=AdamW()), "ring", False),
+    ],
+)
+def test_trackers_that_mix_too_slowly_for_adamw_are_warned_of(algorithm, topology, second):
+    """The second eigenvalue of a ring of 8 is |1 + exp(i pi / 4)| / 2 = cos(pi / 8); its fourth power is below 3/4."""
+    network = Network(build_network(topology, 8))
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        algorithm.check(network)
+    texts = [str(one.message) for one in caught]
+    assert bool(texts) is second
+    assert not second or ("0.924 in modulus" in texts[0] and "4 exchanges in a step" in texts[0])

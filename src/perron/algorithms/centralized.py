@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 from torch import Tensor
 
@@ -29,6 +29,8 @@ class CentralizedSGD(Moving):
     takes the place of -lr mean(grad(x)).
     """
 
+    tracks: ClassVar[bool] = False
+
     @property
     def about(self) -> About:
         return About(
@@ -37,7 +39,7 @@ class CentralizedSGD(Moving):
 
     def init(self, x: Tensor, node: Node) -> Any:
         """All nodes start from the average of their models."""
-        return self.begin(ModelState(node.mean(x).wait().expand_as(x)), tracker=False)
+        return self.begin(ModelState(node.mean(x).wait().expand_as(x)))
 
     def step(self, state: Any, node: Node, lr: Rate) -> Step:
         grad = yield state.x

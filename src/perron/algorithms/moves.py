@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from functools import lru_cache
 from math import inf, log
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -21,6 +21,7 @@ from torch import Tensor
 from perron._registry import lookup, options_model, validate
 from perron.algorithms.base import Algorithm, Rate
 from perron.algorithms.node import Handle
+from perron.algorithms.requirements import warn_if_slow
 from perron.errors import PerronError
 from perron.networks.facts import Network
 
@@ -282,9 +283,11 @@ class Moving(Algorithm):
     Attributes:
         move: what they do with the direction. Where it depends on the scale of the direction and the direction is a tracker,
             the tracker's `Weight` is exchanged with it, and the direction is y / w.
+        tracks: whether the direction is a tracker; otherwise it is a gradient.
     """
 
     move: Move = field(default=Descent(), metadata={"later": True})
+    tracks: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -297,10 +300,15 @@ class Moving(Algorithm):
         """Return a title that names the move, unless it is plain descent."""
         return title if self.move == Descent() else f"{title} with {self.move.label}"
 
-    def begin(self, state: Any, *, tracker: bool) -> Any:
+    def check(self, network: Network) -> None:
+        super().check(network)
+        if self.tracks and self.move.scale_dependent:
+            warn_if_slow(self.about, network)
+
+    def begin(self, state: Any) -> Any:
         """Return an initial state with the fields of the move and, where it needs one, of the tracker's weight."""
         weight = {}
-        if tracker and self.move.scale_dependent:
+        if self.tracks and self.move.scale_dependent:
             zero = torch.zeros_like(state.x[..., :1])
             weight = {"w": zero, "one": zero}
         return extend(state, weight | self.move.init(state.x))

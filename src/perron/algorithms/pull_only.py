@@ -8,7 +8,7 @@ step n lr, up to a residual eps = lr (1^T - pi_A^T D^-1) grad that dies out expo
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -93,6 +93,8 @@ class GradientPull(Moving):
     Reference: Mai & Abed 2016.
     """
 
+    tracks: ClassVar[bool] = False
+
     @property
     def about(self) -> About:
         return About(
@@ -105,7 +107,7 @@ class GradientPull(Moving):
 
     def init(self, x: Tensor, node: Node) -> Any:
         """v = unit vector."""
-        return self.begin(GradientPullState(x, v=node.unit), tracker=False)
+        return self.begin(GradientPullState(x, v=node.unit))
 
     def step(self, state: Any, node: Node, lr: Rate) -> Step:
         pulled, row = node.pull(state.x), node.pull(state.v)
@@ -151,7 +153,7 @@ class FROST(Moving):
     def init(self, x: Tensor, node: Node) -> Any:
         """y = h = 0."""
         zero = torch.zeros_like(x)
-        return self.begin(PullTrackerState(x, y=zero, scaled=zero, v=node.unit), tracker=True)
+        return self.begin(PullTrackerState(x, y=zero, scaled=zero, v=node.unit))
 
     def step(self, state: Any, node: Node, lr: Rate) -> Step:
         row, own = node.pull(state.v), _own(node, state.v)

@@ -7,7 +7,7 @@ They conserve 1^T v = n, and x-hat = 1^T u / n follows SGD with the step lr exac
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -112,6 +112,8 @@ class SGP(Moving):
     Reference: Assran, Loizou, Ballas & Rabbat 2019.
     """
 
+    tracks: ClassVar[bool] = False
+
     order: Literal["atc", "cta"] = "atc"
 
     @property
@@ -123,7 +125,7 @@ class SGP(Moving):
 
     def init(self, x: Tensor, node: Node) -> Any:
         """u = x, v = 1."""
-        return self.begin(PushSumState(x, u=x, v=_one(x)), tracker=False)
+        return self.begin(PushSumState(x, u=x, v=_one(x)))
 
     def step(self, state: Any, node: Node, lr: Rate) -> Step:
         weight = node.push(state.v)
@@ -177,7 +179,7 @@ class ADDOPT(Moving):
     def init(self, x: Tensor, node: Node) -> Any:
         """u = x, v = 1, y = grad = 0."""
         zero = torch.zeros_like(x)
-        return self.begin(PushTrackerState(x, u=x, v=_one(x), y=zero, grad=zero), tracker=True)
+        return self.begin(PushTrackerState(x, u=x, v=_one(x), y=zero, grad=zero))
 
     def step(self, state: Any, node: Node, lr: Rate) -> Step:
         mass, weight, pushed = node.push(state.u), node.push(state.v), node.push(state.y)
@@ -213,7 +215,7 @@ class PushDIGing(Moving):
     def init(self, x: Tensor, node: Node) -> Any:
         """u = x, v = 1, y = grad = 0."""
         zero = torch.zeros_like(x)
-        return self.begin(PushTrackerState(x, u=x, v=_one(x), y=zero, grad=zero), tracker=True)
+        return self.begin(PushTrackerState(x, u=x, v=_one(x), y=zero, grad=zero))
 
     def step(self, state: Any, node: Node, lr: Rate) -> Step:
         weight, pushed, tracker_weight = node.push(state.v), node.push(state.y), self.weigh(state, node.push)

@@ -58,7 +58,7 @@ class PushPull(Moving):
     def init(self, x: Tensor, node: Node) -> Any:
         """y = grad = 0, so that the first step finds y = grad(x)."""
         zero = torch.zeros_like(x)
-        return self.begin(TrackerState(x, y=zero, grad=zero), tracker=True)
+        return self.begin(TrackerState(x, y=zero, grad=zero))
 
     def step(self, state: Any, node: Node, lr: Rate) -> Step:
         if self.order == "cta":

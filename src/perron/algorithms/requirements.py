@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
+from math import ceil, log
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
 # precision end at 1e-16 to 2e-15 of it, for good. Down to 7e-5 that is 2e-8 at most; at 2e-5 it is 0.8 and at 1e-6 110, from
 # starts that are about 1 off. Pull-Diag gossip divides its starting values only: its error is 1e-16 over the least share.
 WILD, WILD_GOSSIP = 5e-5, 1e-9
+SLOW = 0.75  # second eigenvalue above which AdamW on a tracker ended at twice the loss of a centralized run
+SPECTRA_UP_TO = 512  # nodes; eigenvalues of more take seconds
 
 
 def check_matrices(about: About, mixing: Mixing) -> None:
@@ -85,6 +88,21 @@ def warn_if_wild(about: About, network: Network) -> None:
         f"{harm}. Give self-loops more weight, as Mixing.lazy(graph, keep=0.8) does.",
         stacklevel=5,
     )
+
+
+def warn_if_slow(about: About, network: Network) -> None:
+    """Warn where trackers mix too slowly for a move that depends on their scale."""
+    if about.matrices == "R C" or network.nodes > SPECTRA_UP_TO:
+        return
+    sides = [network.pull_spectrum] * (about.matrices != "B") + [network.push_spectrum] * (about.matrices != "A")
+    second = max(float(np.abs(side).max(initial=0.0)) for side in sides) ** (1 / network.mixing.period)
+    if second > SLOW:
+        warnings.warn(
+            f"{about.title}: this network mixes slowly (its second eigenvalue is {second:.3g} in modulus). Above {SLOW:g}, "
+            "trackers follow the gradient too late for such a move, and SGP may do better. Use a graph that mixes faster, such as "
+            f"exponential; {ceil(log(SLOW) / log(second))} exchanges in a step would mix fast enough here.",
+            stacklevel=4,
+        )
 
 
 def check_momentum(title: str, network: Network, heavy: float, nesterov: float) -> None:

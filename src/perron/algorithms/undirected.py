@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Literal, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -34,6 +34,8 @@ class DSGD(Moving):
     Reference: Nedic & Ozdaglar 2009; Lian et al. 2017.
     """
 
+    tracks: ClassVar[bool] = False
+
     order: Literal["awc", "atc"] = "awc"
 
     @property
@@ -45,7 +47,7 @@ class DSGD(Moving):
 
     def init(self, x: Tensor, node: Node) -> Any:
         """The model alone."""
-        return self.begin(ModelState(x), tracker=False)
+        return self.begin(ModelState(x))
 
     def step(self, state: Any, node: Node, lr: Rate) -> Step:
         pulled = node.pull(state.x) if self.order == "awc" else None
