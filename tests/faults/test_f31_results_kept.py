@@ -204,6 +204,12 @@ def test_f31_formats_that_are_not_known(folder, row):
     assert run_study(SPEC, folder, executor=Here()).reused == 1
     assert [one.read_bytes() for one in (folder / "runs").glob("*.unread")] == [unread]
     assert results_by_code(folder) == {OTHER: 2, code(): 2}
+    for unknown, message in (
+        ("ffffffff", r"holds no results of the code 'ffffffff'.*0ddc0de1 \(2 runs\)"),
+        ("../x", "got"),
+    ):
+        with pytest.raises(FileError, match=message):
+            read_study(folder, code=unknown)
     row.measured("newer Parquet, newer manifest, an unreadable run: refused by name, kept as they were", trials=3)
 
 

@@ -39,7 +39,8 @@ RUNS, TABLE, MANIFEST, NEXT, EARLIER = "runs", "results.parquet", "manifest.json
 PRODUCTS = ("report.html", "report.md", "summary.json", "*.png", "*.pdf")  # files made from a table
 FORMAT = 1  # of the directory; a reader refuses higher ones
 COLUMNS = ("run", "topology", "nodes", "weights", "algorithm", "lr", "step", "trial")  # of every table of results
-RUN_FILE = re.compile(r"([0-9a-f]{16})-(\w{1,40})\.parquet")
+CODE = re.compile(r"\w{1,40}", re.ASCII)  # a hash of code
+RUN_FILE = re.compile(rf"([0-9a-f]{{16}})-({CODE.pattern})\.parquet", re.ASCII)
 Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 
@@ -182,7 +183,7 @@ def results_by_code(folder: str | Path) -> dict[str, int]:
         with suppress(FileError):
             manifest = read_manifest(place)
             found.setdefault(manifest.code, set()).update(manifest.runs)
-    return {code: len(keys) for code, keys in found.items() if keys}
+    return {code: len(keys) for code, keys in found.items() if code and keys}
 
 
 def earlier_results(folder: str | Path) -> list[Path]:
@@ -233,6 +234,8 @@ def _read_pair(folder: Path) -> tuple[Manifest, pd.DataFrame]:
 
 def _read_code(folder: Path, code: str) -> Outcome:
     """Return the results of some code: of the tables in the directory or the join of its runs, the one with the most runs."""
+    if not CODE.fullmatch(code):
+        raise FileError(f"The hash of code has letters and digits, as 3fa2c1aa; got {code!r:.80}.")
     found = []
     for place in (folder, *earlier_results(folder)):
         with suppress(FileError):
@@ -318,7 +321,7 @@ def _keep(folder: Path) -> Path:
     code, manifest = "unknown", folder / MANIFEST
     with suppress(FileError):
         pair, _ = _read_pair(folder)
-        code = pair.code if re.fullmatch(r"\w{1,40}", pair.code) else code
+        code = pair.code if CODE.fullmatch(pair.code) else code
         manifest = folder / NEXT if pair != read_manifest(folder) else manifest
     try:
         digest = sha256((folder / TABLE).read_bytes()).hexdigest()[:8]
