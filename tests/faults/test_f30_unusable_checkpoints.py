@@ -128,3 +128,17 @@ def test_f30_a_first_save_that_a_node_did_not_live_to_do(training, row, trials):
         said = finished(one)
         assert f"Node {node} has none of 10. Training starts from the beginning." in said
     row.measured(f"first save unfinished: {len(nodes)} of {len(nodes)} started again, bit for bit", trials=len(nodes))
+
+
+def test_f30_a_node_that_joins_is_not_refused(training, row):
+    """It gets the model of the others, and does not need their checkpoints; its disk was lost with it."""
+    one = training("--elastic", "--restarts", "1", steps=80, disk=DISK, pause=0.05).start()
+    one.further(12)
+    one.workers()[1].kill()
+    shutil.rmtree(one.folder / DISK.format(1))
+    code, said = one.ended()
+    assert code == 0, said
+    assert "node 1 joined" in said, said
+    assert one.step(1) == 80
+    assert [path for path in files(one) if path.parts[0] == DISK.format(1) and "step-0000000080" in path.parts]
+    row.measured("a node that joins an elastic training with an empty disk is not refused", trials=1)

@@ -70,3 +70,20 @@ def test_f34_a_checkpoint_is_not_loaded(training, row):
     assert f"{path} was saved after the training had diverged: it is not finite in state.x (infinity)." in said
     assert path.read_bytes() == content
     row.measured("a checkpoint with infinity passed over by name, and kept; resumed from step 10 bit for bit", trials=1)
+
+
+def test_f34_an_elastic_training_ends_for_all(training, row, trials):
+    """The receiver of a message, or the node whose state is not finite, is not just lost: the others would go on with it."""
+    faults = [{"corrupt": [19, "nan"]}, {"spoil": [20, "y", "inf"]}][: trials(1, 2)]
+    for fault in faults:
+        one = training("--elastic", "--restarts", "2", steps=STEPS, odd={"1": fault})
+        code, said = one.start(wait=False).ended()
+        assert code == 3, said
+        assert re.search(r"not finite (from node 1 in step 19|in state\.y)", said), said
+        assert "restarting" not in said
+        assert one.saved()[-1] == 10
+        assert max(one.step(node) for node in range(NODES)) < STEPS
+        one.options.pop("odd")
+        code, said = one.start(wait=False).ended()
+        assert code == 0, said
+    row.measured(f"elastic: ended on all nodes with the reason, {len(faults)} of {len(faults)}", trials=len(faults))

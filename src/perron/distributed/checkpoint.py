@@ -50,7 +50,7 @@ from perron.distributed.checkpoint_record import (
     origins,
     write_record,
 )
-from perron.distributed.collective import retry_collective
+from perron.distributed.collective import diverged, retry_collective
 from perron.distributed.consistency import gather_texts
 from perron.distributed.inner import named_state, unnamed_state
 from perron.distributed.optimizer import Decentralized
@@ -96,7 +96,8 @@ def save(folder: str | Path, optimizer: Decentralized, *, notes: dict[str, Any] 
         tensors |= {f"{BUFFER}{name}": buffer for name, buffer in optimizer.model.named_buffers()}
     if wrong := find_nonfinite(tensors, optimizer.infinite_buffers):
         where = f"Node {optimizer.node.name} has diverged: after step {now.step}, it is not finite in {wrong}"
-        raise DivergenceError(f"{where}. This is not saved; earlier checkpoints are kept. Lower lr or clip gradients.")
+        why = f"{where}. This is not saved; earlier checkpoints are kept. Lower lr or clip gradients."
+        raise diverged(optimizer, DivergenceError(why))
     facts = {"format": FORMAT} | {name: own[name] for name in IDENTITY}
     facts |= {"notes": notes or {}, "param_groups": state["param_groups"], "inner": plain}
     try:

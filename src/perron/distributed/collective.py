@@ -77,6 +77,13 @@ def recovery_from(optimizer: Decentralized, error: NetworkError) -> Recovery:
     return optimizer._recovery
 
 
+def diverged(optimizer: Decentralized, error: DivergenceError) -> DivergenceError:
+    """Return the error of a node that cannot go on, to be raised; with elastic membership it ends the training for all."""
+    if optimizer._recovery is not None:
+        optimizer._recovery.fail(error)
+    return error
+
+
 def retry_collective(optimizer: Decentralized, activity: str, action: Callable[[], None]) -> bool:
     """Run an action that all members run together, and return whether it was done; see `Recovery.retry_collective`."""
     try:

@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from perron.algorithms import PushPull
 from perron.algorithms.base import Algorithm
 from perron.distributed.asynchronous import check_asynchronous
-from perron.distributed.collective import AVERAGED, WIRES, assemble, averaged_model, join, recovery_from
+from perron.distributed.collective import AVERAGED, WIRES, assemble, averaged_model, diverged, join, recovery_from
 from perron.distributed.elastic.generation import Change
 from perron.distributed.elastic.recovery import Recovery
 from perron.distributed.finite import is_finite
@@ -146,9 +146,7 @@ class Decentralized(torch.optim.Optimizer):
         try:
             self._advance(self._gradient())
         except DivergenceError as error:
-            if self._recovery is not None:
-                self._recovery.fail(error)
-            raise
+            raise diverged(self, error) from None
         return loss
 
     @property
