@@ -78,7 +78,7 @@ def recovery_from(optimizer: Decentralized, error: NetworkError) -> Recovery:
 
 
 def diverged(optimizer: Decentralized, error: DivergenceError) -> DivergenceError:
-    """Return the error of a node that cannot go on, to be raised; with elastic membership it ends the training for all."""
+    """Return the error of a node that cannot continue, to be raised; with elastic membership it ends the training for all."""
     if optimizer._recovery is not None:
         optimizer._recovery.fail(error)
     return error
