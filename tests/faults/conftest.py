@@ -124,3 +124,44 @@ def elastic(tmp_path):
     yield make
     for one in made:
         one.end()
+
+
+@pytest.fixture
+def machines():
+    """Four machines on one switch: the commands that run something on each, their addresses, and a function that cuts i -> j."""
+    count, tag = 4, os.getpid()
+    names = [f"perron-{number}-{tag}" for number in range(count)]
+    addresses = [f"10.213.9.{number + 1}" for number in range(count)]
+    switch = f"perron-switch-{tag}"
+    if IP is None or os.geteuid() or ip("netns", "add", switch, check=False).returncode:
+        pytest.skip("network namespaces cannot be made here (ip netns add, as root)")
+
+    def cut(source, target):
+        """Nothing from one machine reaches the other any more, since it sends to a wrong hardware address."""
+        words = [
+            "neighbor",
+            "replace",
+            addresses[target],
+            "lladdr",
+            "02:00:00:00:00:99",
+            "dev",
+            "cable",
+            "nud",
+            "permanent",
+        ]
+        ip("-n", names[source], *words)
+
+    try:
+        ip("-n", switch, "link", "add", "bridge", "type", "bridge")
+        ip("-n", switch, "link", "set", "bridge", "up")
+        for number, name in enumerate(names):
+            ip("netns", "add", name)
+            ip("-n", name, "link", "add", "cable", "type", "veth", "peer", "name", f"port{number}", "netns", switch)
+            ip("-n", switch, "link", "set", f"port{number}", "master", "bridge", "up")
+            ip("-n", name, "address", "add", f"{addresses[number]}/24", "dev", "cable")
+            for device in ("lo", "cable"):
+                ip("-n", name, "link", "set", device, "up")
+        yield [[IP, "netns", "exec", name] for name in names], addresses, cut
+    finally:
+        for name in (*names, switch):
+            ip("netns", "delete", name, check=False)

@@ -6,6 +6,7 @@ are lines that begin with ``perron``. Examples are printed verbatim, so that the
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from enum import IntEnum
@@ -127,9 +128,14 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]], *, title:
 
 
 def print_status(text: str) -> None:
-    """Print lines to standard error."""
-    sys.stderr.write(f"{_strip_lines(text)}\n")
-    sys.stderr.flush()
+    """Print lines to standard error; if the terminal has gone, print nothing from now on."""
+    try:
+        sys.stderr.write(f"{_strip_lines(text)}\n")
+        sys.stderr.flush()
+    except OSError:
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        for descriptor in (1, 2):
+            os.dup2(nowhere, descriptor)
 
 
 def _strip_lines(text: str) -> str:

@@ -35,8 +35,11 @@ def connect_store(timeout: float, *, serve: bool = False) -> Any:
 def open_store(address: str | None, *, serve: bool) -> tuple[str, int, Any]:
     """Host the launcher's store on this machine, or connect to the one on another; return host, port and store.
 
+    A name is resolved once, here: the host that is returned is an address, so that a later failure of name resolution does not
+    matter.
+
     Args:
-        address: HOST:PORT; a free port of the loopback interface if None.
+        address: HOST:PORT, or [HOST]:PORT for an address of IPv6; a free port of the loopback interface if None.
         serve: whether to host it.
     """
     host, port = LOOPBACK, 0
@@ -47,8 +50,11 @@ def open_store(address: str | None, *, serve: bool) -> tuple[str, int, Any]:
                 f"A store's address is HOST:PORT with a port from 1 to {LARGEST_PORT}, as 10.0.0.1:29500; got {address!r}."
             )
         port = int(digits)
+        host = host.removeprefix("[").removesuffix("]")
     try:
-        listening = socket.create_server((host, port)) if serve else None
+        family, _, _, _, resolved = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        host = str(resolved[0])
+        listening = socket.create_server((host, port), family=family) if serve else None
         port = listening.getsockname()[1] if listening else port
         store = TCPStore(
             host,

@@ -21,7 +21,7 @@ from typing import Any
 
 from perron.distributed.process_group import TIMEOUT
 
-ATTEMPT_SECONDS = TIMEOUT / 3  # for one connection: time for the kernel to repeat lost packets
+ATTEMPT_SECONDS = 3.0  # for one connection: the kernel repeats a lost packet after one second
 DATAGRAM_INTERVAL = 0.25  # seconds
 LONGEST_NAME = 64  # bytes
 SIOCGIFADDR = 0x8915

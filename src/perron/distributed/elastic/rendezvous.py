@@ -31,14 +31,16 @@ from perron.distributed.elastic.protocol import (
     decide,
     may_interrupt,
 )
-from perron.distributed.process_group import HEARTBEAT_TIMEOUT, START_TIMEOUT
+from perron.distributed.elastic.reachability import ATTEMPT_SECONDS
+from perron.distributed.process_group import START_TIMEOUT
 from perron.errors import DivergenceError, NetworkError, TrainingFinishedError, listed
 
 SETTLE_SECONDS = 0.25  # without a new registration before a decision
 POLL_INTERVAL = 0.02  # seconds between two polls
 MOST = 0.5  # seconds that count between two polls
 FIRST_DELAY, LONGEST_DELAY = 1.0, 60.0  # seconds before a process that was a member joins again, doubled each time
-PROBE_INTERVAL = 3.0  # seconds between two tests of the connections, while no decision is possible
+PROBE_INTERVAL = 2 * ATTEMPT_SECONDS  # between two tests of the connections, while no decision is possible
+GRACE = 2 * PROBE_INTERVAL  # seconds after the timeout: until silence is noticed, and connections are tested
 TELL_AFTER = 5.0  # seconds after which a process that waits says why
 
 log = logging.getLogger("perron")
@@ -183,38 +185,30 @@ class Rendezvous:
                 raise NetworkError(f"Node {self.me.node} cannot start: node {node} {how} before the training began.")
         if self.me.name not in self.last.names:
             refuse_finished(self.store, self.me.node)  # after the statuses: a member writes this first, then its status
-        patient = now - self._began < self.timeout
+        waited = now - self._began
         finished, assembled = (bool(self._read(name)) for name in ("finished", "assembled"))
-        view = View(self.last, found, statuses, self.size, assembled, patient, finished)
+        view = View(self.last, found, statuses, self.size, assembled, waited < self.timeout, finished)
         outcome = decide(view)
         if isinstance(outcome, Decision) and found.keys() >= set(self.last.names) and self.last.names:
             # No member is lost, so something else is wrong: find out which pairs can exchange messages.
-            broken = self._broken_pairs(
-                key, [name for name in found if statuses[name].kind == ALIVE], now, patient=patient
-            )
+            broken = self._broken_pairs(key, [name for name in found if statuses[name].kind == ALIVE], now)
             outcome = decide(view._replace(broken=broken)) if broken is not None else "Not all tested their connections"
         if isinstance(outcome, Decision) and now - self._changed >= SETTLE_SECONDS:
             self.store.compare_set(f"{key}/members", "", outcome.to_json())
             self.store.set("latest", str(self.last.number + 1))
-        elif now - self._changed > (
-            limit := START_TIMEOUT if self.last.number < 0 else self.timeout + HEARTBEAT_TIMEOUT
-        ):
+        elif now - self._changed > (limit := START_TIMEOUT if self.last.number < 0 else self.timeout + GRACE):
             reason = outcome if isinstance(outcome, str) else "No decision was made"
             raise NetworkError(f"Node {self.me.node} cannot continue after {limit:g} s. {reason}.")
 
-    def _broken_pairs(
-        self, key: str, names: list[str], now: float, *, patient: bool
-    ) -> dict[tuple[str, str], str] | None:
-        """Return the pairs that cannot reach each other; None until all processes have tested this, or time is up."""
+    def _broken_pairs(self, key: str, names: list[str], now: float) -> dict[tuple[str, str], str] | None:
+        """Return the pairs that cannot reach each other; None until all processes that are alive have tested this."""
         if now >= self._next_probe:
             self._next_probe = now + PROBE_INTERVAL
             report = self.probe([name for name in names if name != self.me.name])
             self.store.set(f"{key}/reach/{self.me.name}", json.dumps(report))
         keys = {name: f"{key}/reach/{name}" for name in names}
         if not self.store.check(list(keys.values())):
-            if patient:
-                return None
-            keys = {name: one for name, one in keys.items() if self.store.check([one])}
+            return None
         reports = {name: json.loads(self.store.get(one)) for name, one in keys.items()}
         broken = as_pairs(reports, {name: member.node for name, member in (self._registered or {}).items()})
         for pair, why in broken.items():
