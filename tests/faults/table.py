@@ -103,7 +103,7 @@ ROWS = {
     36: Fault("the nodes of the launcher with the store die", "one of four killed there, then another one elsewhere",
               "the launcher stays; the second death is recovered from"),
     37: Fault("the store stalls", "SIGSTOP of the launcher for 4 and 9 s", "no member is lost"),
-    38: Fault("the name of the machine with the store stops resolving", "the line in /etc/hosts is removed, then a node is killed",
+    38: Fault("the name of the store stops resolving", "the line in /etc/hosts is removed, then a node is killed",
               "recovered from, as with the name"),
     39: Fault("the terminal is closed, or SIGQUIT", "a pseudo-terminal that hangs up; SIGHUP and SIGQUIT to the launcher",
               "as SIGTERM: all nodes save after the same step"),
