@@ -318,10 +318,14 @@ def test_rings_close_over_the_lost():
     assert torch.tensor(np.asarray(left.push.sum(0))).tolist() == pytest.approx([1, 1, 1])
 
 
+def free_address():
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        return f"127.0.0.1:{free.getsockname()[1]}"
+
+
 def two_launchers(*options, script):
     """Of two nodes each, as on two machines."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        address = f"127.0.0.1:{free.getsockname()[1]}"
+    address = free_address()
     launch = [sys.executable, "-m", "perron", "launch", *options, "-n", "2", "--size", "4", "--store", address]
     return [
         subprocess.Popen([*launch, "--first", first, *map(str, script)], stderr=subprocess.PIPE, text=True)
@@ -396,7 +400,7 @@ def test_no_restart_without_a_store(tmp_path):
 
 
 def test_a_launcher_with_a_number_that_is_taken_is_refused():
-    launcher = Launcher(["true"], nodes=2, size=6, store="127.0.0.1:0")
+    launcher = Launcher(["true"], nodes=2, size=6, store=free_address())
     config = launcher.config | {"nodes": [2, 3]}
     assert launcher._conflict(config) == ""
     assert "node 2 exists already" in launcher._conflict(config)
