@@ -467,4 +467,4 @@ def test_trackers_that_mix_too_slowly_for_adamw_are_warned_of(algorithm, topolog
         algorithm.check(network)
     texts = [str(one.message) for one in caught]
     assert bool(texts) is second
-    assert not second or ("0.924 in modulus" in texts[0] and "4 exchanges in a step" in texts[0])
+    assert not second or ("0.924 in modulus" in texts[0] and "rounds=4 suffices" in texts[0])

@@ -10,9 +10,24 @@ from functools import partial
 import torch
 import torch.distributed as dist
 from processes import report_checks
-from worker_training import FOLDER, LR, MIXING, RANK, SEED, SIZE, STEPS, Loss, Model, close, refused, simulated, trained
+from worker_training import (
+    FOLDER,
+    LR,
+    MIXING,
+    PROBLEM,
+    RANK,
+    SEED,
+    SIZE,
+    STEPS,
+    Loss,
+    Model,
+    close,
+    refused,
+    simulated,
+    trained,
+)
 
-from perron import ALGORITHMS, AdamW, Clipped, Mixing, Momentum, PushPull
+from perron import ALGORITHMS, AdamW, Clipped, Mixing, Momentum, PushPull, Simulation
 from perron.algorithms.moves import Descent, Move, Moving
 from perron.distributed.checkpoint import load, save
 from perron.distributed.optimizer import Decentralized
@@ -100,6 +115,20 @@ def check_inner_optimizers_equal_the_simulator():
             optimizer.close()
             off = float((seen - simulated(replace(algorithm, move=PerNode(make)))).abs().max())
             assert off <= 1e-12, (make, algorithm, off)
+
+
+def check_rounds_equal_the_simulator():
+    varying = Mixing.random_integer([topologies.ring(SIZE), topologies.random_digraph(SIZE, seed=5)], seed=4)
+    for algorithm in (*(PushPull(order=order, move=ADAMW) for order in ("cta", "pu", "atc")), ALGORITHMS["add_opt"]):
+        for mixing in (MIXING, varying):
+            model = Model()
+            optimizer = Decentralized(model, algorithm, mixing, lr=LR, seed=SEED, rounds=3)
+            seen = trained(optimizer, model, Loss())
+            assert optimizer.steps == STEPS
+            optimizer.close()
+            one = Simulation(problem=PROBLEM, algorithm=algorithm, mixing=mixing, lr=LR, seed=SEED, rounds=3)
+            close(seen, torch.stack([now.state.x[0, RANK] for now in one.iterates(STEPS)]))
+    refused(lambda: Decentralized(Model(), PushPull(), MIXING, lr=LR, rounds=0), "exchanges in a step")
 
 
 def check_clip_limits_the_direction():

@@ -100,7 +100,7 @@ def warn_if_slow(about: About, network: Network) -> None:
         warnings.warn(
             f"{about.title}: this network mixes slowly (its second eigenvalue is {second:.3g} in modulus). Above {SLOW:g}, "
             "trackers follow the gradient too late for such a move, and SGP may do better. Use a graph that mixes faster, as "
-            f"exponential does; {ceil(log(SLOW) / log(second))} exchanges in a step would mix fast enough here.",
+            f"exponential does, or several exchanges in a step: rounds={ceil(log(SLOW) / log(second))} suffices here.",
             stacklevel=4,
         )
 

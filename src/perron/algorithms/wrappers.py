@@ -7,7 +7,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from perron.algorithms.node import Handle, Node, NodeLinks, Ready, Side
+from perron.algorithms.node import Handle, Later, Node, NodeLinks, Ready, Side
 from perron.errors import PerronError
 
 FULL_PRECISION = "Algorithms for unreliable links send running sums, in full precision; pass wire=None."
@@ -21,8 +21,12 @@ class Wrapper(Node):
         self.nodes = node.nodes
 
     @property
-    def step(self) -> int:  # type: ignore[override]
+    def step(self) -> int:
         return self.node.step
+
+    @step.setter
+    def step(self, step: int) -> None:
+        self.node.step = step
 
     @property
     def unit(self) -> Tensor:
@@ -159,6 +163,47 @@ class Counting(Recording):
             self.messages[side] += 1
             self.bytes[side] += (whole if x.shape[-1] == part else x.shape[-1]) * (self.wire or x.element_size())
         return handle
+
+
+class Repeated(Wrapper):
+    """Several exchanges for each that an algorithm starts: A^rounds x, or with matrices in turn the product of the next ones.
+
+    The first exchange travels as soon as it is started, the others when it is waited for. In step t, these are numbers
+    t rounds to t rounds + rounds - 1 of the node's sequence of matrices; `perron.networks.repeat.repeat` has their products.
+    """
+
+    def __init__(self, node: Node, rounds: int) -> None:
+        super().__init__(node)
+        self.rounds = rounds
+
+    def _exchange(self, verb: Side, x: Tensor) -> Handle:
+        first = self.rounds * self.node.step
+        handle = self._at(first, verb, x)
+
+        def rest() -> Tensor:
+            result = handle.wait()
+            for number in range(first + 1, first + self.rounds):
+                result = self._at(number, verb, result).wait()
+            return result
+
+        return Later(rest)
+
+    def _at(self, number: int, verb: Side, x: Tensor) -> Handle:
+        """Start an exchange with the matrix of that number."""
+        step, self.node.step = self.node.step, number
+        try:
+            return self.node.pull(x) if verb == "pull" else self.node.push(x)
+        finally:
+            self.node.step = step
+
+    def pull(self, x: Tensor) -> Handle:
+        return self._exchange("pull", x)
+
+    def push(self, y: Tensor) -> Handle:
+        return self._exchange("push", y)
+
+    def links(self, side: Side) -> NodeLinks:
+        raise PerronError("Algorithms that handle single messages take one exchange in a step; pass rounds=1.")
 
 
 class Quantized(Wrapper):

@@ -24,6 +24,7 @@ from perron.errors import DivergenceError, NetworkError, PerronError
 from perron.networks.builder import build_network
 from perron.networks.facts import Network
 from perron.networks.mixing import Mixing
+from perron.networks.repeat import repeat
 
 if TYPE_CHECKING:
     from perron.distributed.elastic.recovery import Recovery
@@ -45,7 +46,7 @@ def assemble(
     flat, settings, algorithm = optimizer._flat, optimizer._settings, optimizer.algorithm
     if mixing is None:
         mixing = build_network(optimizer._graph, peers.size, weights=settings["weights"], seed=settings["seed"])
-    algorithm.check(Network(mixing))
+    algorithm.check(Network(repeat(mixing, settings["rounds"])))
     kind = AsynchronousNode if settings["asynchronous"] else DistributedNode
     options = {"timeout": optimizer.timeout, "seed": settings["seed"], "wire": WIRES[settings["wire"]]}
     node = kind(mixing, peers=peers, dtype=flat.dtype, device=flat.device, **options)
@@ -67,6 +68,13 @@ def assemble(
     if sources:
         copy_memory(optimizer, sources, peers)
     optimizer._begin()
+
+
+def check_rounds(rounds: int, *, asynchronous: bool) -> int:
+    """Refuse a number of exchanges in a step that cannot be."""
+    if rounds < 1 or (rounds > 1 and asynchronous):
+        raise PerronError(f"rounds is a number of exchanges in a step, 1 for asynchronous nodes; got {rounds}.")
+    return rounds
 
 
 def recovery_from(optimizer: Decentralized, error: NetworkError) -> Recovery:

@@ -25,8 +25,19 @@ from torch import Tensor, nn
 
 from perron.algorithms import PushPull
 from perron.algorithms.base import Algorithm
+from perron.algorithms.node import Node
+from perron.algorithms.wrappers import Repeated
 from perron.distributed.asynchronous import check_asynchronous
-from perron.distributed.collective import AVERAGED, WIRES, assemble, averaged_model, diverged, join, recovery_from
+from perron.distributed.collective import (
+    AVERAGED,
+    WIRES,
+    assemble,
+    averaged_model,
+    check_rounds,
+    diverged,
+    join,
+    recovery_from,
+)
 from perron.distributed.elastic.generation import Change
 from perron.distributed.elastic.recovery import Recovery
 from perron.distributed.finite import is_finite
@@ -58,6 +69,7 @@ class Decentralized(torch.optim.Optimizer):
         seed: of random topologies, random weights and the nodes' random numbers.
         group: the process group; the default one if None. One with a rank of each machine runs the algorithm between machines.
         timeout: seconds after which a silent neighbor is an error (with elastic membership: lost).
+        rounds: number of exchanges in a step: models and trackers are mixed that often. The first overlaps the gradient.
         wire: ``"bf16"`` for messages of half the size; the rounding errors of a push stay with the sender.
         nonfinite: what to do with a gradient that is not finite: ``"raise"``, or ``"skip"`` it and use the last one again.
         broadcast: whether all nodes start from the model of rank 0.
@@ -91,6 +103,7 @@ class Decentralized(torch.optim.Optimizer):
         seed: int = 0,
         group: Any = None,
         timeout: float = TIMEOUT,
+        rounds: int = 1,
         wire: Literal["bf16"] | None = None,
         nonfinite: Literal["raise", "skip"] = "raise",
         broadcast: bool = True,
@@ -118,6 +131,7 @@ class Decentralized(torch.optim.Optimizer):
             check_asynchronous(self.algorithm, elastic=member is not None)
         self._graph = graph if isinstance(graph, str) or not isinstance(graph, Iterable) else tuple(graph)
         self._settings: dict[str, Any] = {"weights": weights, "seed": seed, "wire": wire, "broadcast": broadcast}
+        self._settings["rounds"] = check_rounds(rounds, asynchronous=asynchronous)
         self._settings |= {"timeout": timeout, "nonfinite": nonfinite, "asynchronous": asynchronous}
         self._running: Any = None
         self._failure: PerronError | None = None
@@ -153,6 +167,12 @@ class Decentralized(torch.optim.Optimizer):
     def steps(self) -> int:
         """The number of steps done; equal on all nodes whenever they exchange."""
         return self.node.step
+
+    @property
+    def _world(self) -> Node:
+        """The node as the algorithm sees it."""
+        rounds = self._settings["rounds"]
+        return self.node if rounds == 1 else Repeated(self.node, rounds)
 
     def _gradient(self) -> Tensor:
         """Return the gradient as one vector, with weight decay; refuse or replace one that is not finite."""
@@ -204,16 +224,16 @@ class Decentralized(torch.optim.Optimizer):
         """Restart the algorithm from the present parameters; ``resume`` keeps what its move remembers of the gradients."""
         x = self._flat.vector.clone()
         if resume and self.algorithm_state is not None:
-            self.algorithm_state = self.algorithm.resume(self.algorithm_state, x, self.node)
+            self.algorithm_state = self.algorithm.resume(self.algorithm_state, x, self._world)
         else:
-            self.algorithm_state = self.algorithm.init(x, self.node)
+            self.algorithm_state = self.algorithm.init(x, self._world)
             self.state.clear()
         self.last, self.gradients_received = torch.zeros_like(x), 0
 
     def _begin(self) -> None:
         """Run the next step up to the point at which it needs a gradient."""
         rates = self._flat.learning_rates(self.param_groups)
-        self._running = self.algorithm.step(self.algorithm_state, self.node, rates)
+        self._running = self.algorithm.step(self.algorithm_state, self._world, rates)
         try:
             point = next(self._running)
         except StopIteration:

@@ -53,6 +53,8 @@ class RunCheckpoint:
             "start": tensorfile.digest([simulation.first()]), "precision": str(simulation.precision),
             "links": vars(simulation.links), "wire": simulation.wire, "metrics": metrics,
         }  # fmt: skip
+        if simulation.rounds > 1:  # earlier versions had one
+            facts["rounds"] = simulation.rounds
         self.facts = json.loads(json.dumps(facts))
 
     def lock(self) -> AbstractContextManager[None]:

@@ -15,6 +15,7 @@ from perron._registry import unknown
 from perron.algorithms.base import Algorithm
 from perron.errors import PerronError
 from perron.networks.facts import Network
+from perron.networks.mixing import Mixing
 from perron.problems.base import Problem
 from perron.simulation._blockwise import blocks
 
@@ -38,7 +39,9 @@ class Snapshot(NamedTuple):
         grads: the gradients of the step, ``(trials, n, d)`` each; empty at the start.
         lr: the learning rate of the step.
         traffic: messages and bytes per edge so far.
+        network: the network of a whole step, which with several rounds has the products of the matrices.
         notes: results that metrics share, see `once`.
+        links: the network along whose edges messages travel, if it is another.
     """
 
     step: int
@@ -51,6 +54,7 @@ class Snapshot(NamedTuple):
     algorithm: Algorithm
     network: Network
     notes: dict[str, Any] | None = None
+    links: Mixing | None = None
 
     def once(self, name: str, make: Callable[[], T]) -> T:
         """Return a result that several metrics share, computed by the first of them."""
@@ -351,7 +355,7 @@ def _optimum(now: Snapshot) -> Tensor:
 
 def _total(now: Snapshot, pull: int, push: int) -> Tensor:
     """Numbers per edge, summed over the edges; of time-varying networks, over those of one step on average."""
-    mixing, sent = now.network.mixing, 0
+    mixing, sent = now.links or now.network.mixing, 0
     if pull:
         sent += pull * len(mixing.pull_graph.edges) // len(mixing.sequences[0])
     if push:

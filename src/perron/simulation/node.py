@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -73,18 +73,18 @@ class SimulatedNode(Node):
             return None
         return matrix.expand(self._count, self.nodes, self.nodes)
 
-    def _mixed(self, side: Side, x: Tensor) -> Tensor:
-        which = self.step % len(self._matrices[side])
+    def _mixed(self, side: Side, x: Tensor, step: int) -> Tensor:
+        which = step % len(self._matrices[side])
         batched = self._batched[side][which]
         if batched is not None and x.ndim == 3:
             return torch.bmm(batched, x)
         return _product(self._matrices[side][which], x)
 
     def pull(self, x: Tensor) -> Handle:
-        return Later(lambda: self._mixed("pull", x))
+        return Later(partial(self._mixed, "pull", x, self.step))
 
     def push(self, y: Tensor) -> Handle:
-        return Later(lambda: self._mixed("push", y))
+        return Later(partial(self._mixed, "push", y, self.step))
 
     def mean(self, x: Tensor) -> Handle:
         return Later(lambda: x.mean(-2, keepdim=True).expand_as(x))

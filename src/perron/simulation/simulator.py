@@ -18,11 +18,12 @@ from perron._storage import tensorfile
 from perron.algorithms.base import Algorithm, advance
 from perron.algorithms.node import Node
 from perron.algorithms.unreliable import LinkFaults, Unreliable
-from perron.algorithms.wrappers import Counting, Quantized
+from perron.algorithms.wrappers import Counting, Quantized, Repeated
 from perron.errors import PerronError
 from perron.monitor.progress import Bar, OnProgress
 from perron.networks.facts import Network
 from perron.networks.mixing import Mixing
+from perron.networks.repeat import repeat
 from perron.problems.base import Problem
 from perron.random import NOISE, Keyed
 from perron.schedules import LearningRate, rate_at
@@ -48,6 +49,7 @@ class Simulation:
         device: a torch device.
         loss, delay, repeats: faults of unreliable links, see `perron.algorithms.unreliable.LinkFaults`.
         wire: ``"bf16"`` or ``"int8"`` for quantized messages.
+        rounds: number of exchanges in a step: models and trackers are mixed that often.
     """
 
     problem: Problem
@@ -63,6 +65,7 @@ class Simulation:
     delay: int = 0
     repeats: float = 0.0
     wire: Literal["bf16", "int8"] | None = None
+    rounds: int = 1
 
     def __post_init__(self) -> None:
         if self.problem.nodes != self.mixing.nodes:
@@ -78,6 +81,10 @@ class Simulation:
             raise PerronError(
                 f"The device {self.device!r} is not available ({reason}); choose another, as device='cpu'."
             ) from None
+        if self.rounds > 1 and (self.links or self.wire):
+            raise PerronError(
+                f"rounds={self.rounds} needs reliable links in full precision; leave out loss, delay and wire."
+            )
         self.algorithm.check(self.network)
         if self.links.delay and self.mixing.period > 1:
             raise PerronError(
@@ -92,8 +99,8 @@ class Simulation:
 
     @cached_property
     def network(self) -> Network:
-        """Spectral facts of the network, computed once."""
-        return Network(self.mixing)
+        """Spectral facts of the network as a step sees it, computed once."""
+        return Network(repeat(self.mixing, self.rounds))
 
     @cached_property
     def links(self) -> LinkFaults:
@@ -177,14 +184,21 @@ class Running:
     def _blockwise(self, first: Tensor) -> Blockwise:
         width = first.shape[-1]
         # Losses and rounding act on whole vectors, and so may the algorithm.
-        if self.node is self.inner and separable(self.simulation.algorithm, first, self.inner):
+        if (
+            self.node is self.inner
+            and self.simulation.rounds == 1
+            and separable(self.simulation.algorithm, first, self.inner)
+        ):
             width = blocks(first)[0].stop
         return Blockwise(self.simulation.algorithm, first, self.node, width)
 
     def advance(self) -> None:
         """Do one step."""
         self.inner.step, self.lr, self.grads = self.step, rate_at(self.simulation.rate, self.step), []
-        node = self.node if self._per_step is not None else self._counting()
+        counting = self._counting() if self._per_step is None else None
+        node = counting or self.node
+        if self.simulation.rounds > 1:
+            node = Repeated(node, self.simulation.rounds)
         if self.blockwise is None:
             self.previous = self.state
             self.state = advance(self.simulation.algorithm, self.state, node, self.lr, self._gradient)
@@ -193,8 +207,8 @@ class Running:
             self.blockwise.advance(self.lr, self._gradient_into, node)
             self.state = self.blockwise.state
         self.step += 1
-        if isinstance(node, Counting):
-            self._per_step = Traffic(*node.messages.values(), *node.bytes.values())
+        if counting is not None:
+            self._per_step = Traffic(*counting.messages.values(), *counting.bytes.values())
         if self._per_step is not None:
             self.traffic = Traffic(*map(add, self.traffic, self._per_step))
 
@@ -219,7 +233,7 @@ class Running:
         one = self.simulation
         previous = self.previous if self.step else None
         facts = (self.lr, self.traffic, self.problem, one.algorithm, one.network)
-        return Snapshot(self.step, self.state, previous, self.grads, *facts, notes={})
+        return Snapshot(self.step, self.state, previous, self.grads, *facts, notes={}, links=one.mixing)
 
     def saved(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """Return what is needed to resume, as tensors and numbers. Keyed random numbers have no state."""
