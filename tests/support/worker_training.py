@@ -3,6 +3,7 @@
 import gc
 import os
 import sys
+import time
 from pathlib import Path
 
 import torch
@@ -249,6 +250,27 @@ def check_resuming_where_the_gradient_is_taken_elsewhere():
         loss.draw = drawn
         assert torch.equal(trained(again, other, loss, 4), whole), name
         again.close()
+
+
+def check_an_optimizer_that_is_dropped():
+    """Without close(), as in a notebook: its messages in flight must not stall those of the next one."""
+    for size in (3, 200_000):  # large messages are sent only when their receive has been posted
+        for _ in range(3):
+            model = nn.Linear(size, 1, bias=False)
+            optimizer = Decentralized(model, perron.PushPull(), MIXING, lr=1e-6, timeout=20)
+            for step in range(3):
+                optimizer.zero_grad()
+                model(torch.ones(1, size)).sum().backward()
+                if step == 2 and RANK % 2 == 0:
+                    time.sleep(0.5)  # the others drop theirs before the messages of this step arrive
+                optimizer.step()
+            del model, optimizer
+            gc.collect()
+        model, optimizer = Model(), None
+        gc.collect()
+        optimizer = Decentralized(model, perron.PushPull(), MIXING, lr=LR, seed=SEED, timeout=20)
+        close(trained(optimizer, model, Loss()), simulated(perron.PushPull()))
+        optimizer.close()
 
 
 def check_buffers_go_at_once():

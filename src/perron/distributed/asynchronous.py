@@ -25,7 +25,7 @@ from perron.algorithms.node import Handle, Later, NodeLinks, Side
 from perron.distributed.exchange import Exchange
 from perron.distributed.finite import is_finite
 from perron.distributed.node import DistributedNode, ProcessLinks
-from perron.distributed.process_group import DRAIN_SECONDS, Peers, Transfer, explain_error, wait
+from perron.distributed.process_group import DRAIN_SECONDS, Peers, Transfer, explain_error
 from perron.errors import DivergenceError, NetworkError, PerronError
 
 FOREVER = 7 * 86400.0  # seconds that a link may be silent: gloo closes all connections when a wait times out
@@ -57,8 +57,8 @@ class _Link(threading.Thread, ABC):
         """Send or receive until the last message, or an error."""
 
     def transfer(self, tensor: Tensor, *, sent: bool) -> None:
-        for work in self.peers.post([Transfer(self.neighbor, tensor, self.tag, sent)]):
-            wait(work, self.what, FOREVER, self.peers.remedy)
+        works = self.peers.post([Transfer(self.neighbor, tensor, self.tag, sent)])
+        self.peers.finish([(work, self.what) for work in works], FOREVER)
 
 
 class Outbox(_Link):
@@ -191,8 +191,8 @@ class AsynchronousNode(DistributedNode):
         for other in range(self.nodes):
             if other != self.number and any(link.is_alive() for link in self._links):
                 with suppress(NetworkError, RuntimeError, dist.DistError):
-                    for work in self.peers.post([Transfer(other, torch.empty(1), UNUSED_TAG, sent=False)]):
-                        wait(work, "No message", DRAIN_SECONDS / 10)
+                    works = self.peers.post([Transfer(other, torch.empty(1), UNUSED_TAG, sent=False)])
+                    self.peers.finish([(work, "No message") for work in works], DRAIN_SECONDS / 10)
                 for link in self._links:
                     link.join(DRAIN_SECONDS)
 

@@ -93,6 +93,11 @@ class Peers(ABC):
         """Wait for work handles; each comes with the beginning of its error message, or a function that returns it."""
 
 
+# gloo stalls the connection of two processes for good if a receive is freed before its message arrives. So every transfer and
+# its tensor are kept until it has been waited for, even if the optimizer that posted it is dropped.
+_in_flight: dict[int, tuple[Any, Tensor]] = {}
+
+
 class FixedPeers(Peers):
     """A process group of torch.distributed; the default group if None."""
 
@@ -106,7 +111,9 @@ class FixedPeers(Peers):
     def post(self, transfers: list[Transfer]) -> list[Any]:
         """Start transfers one by one on gloo, which does not batch them anyway; in one batch on NCCL, which needs it."""
         if all(transfer.tensor.device.type == "cpu" for transfer in transfers):
-            return post_to(self.group, transfers)
+            works = post_to(self.group, transfers)
+            _in_flight.update({id(work): (work, one.tensor) for work, one in zip(works, transfers, strict=True)})
+            return works
         ops = [
             dist.P2POp(
                 dist.isend if transfer.sent else dist.irecv,
@@ -122,6 +129,7 @@ class FixedPeers(Peers):
     def finish(self, works: Sequence[tuple[Any, Description]], timeout: float = TIMEOUT) -> None:
         for work, description in works:
             wait(work, description, timeout, self.remedy)
+            _in_flight.pop(id(work.work if isinstance(work, _TimedWork) else work), None)
 
 
 def post_to(group: Any, transfers: list[Transfer]) -> list[Any]:
