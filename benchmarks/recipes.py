@@ -73,5 +73,72 @@ def measure(graph):
         write_bytes(FILE, json.dumps(found, indent=1).encode())
 
 
+PAGE = """# Which recipe
+
+A draft: one small task, measured. 8 nodes hold MNIST images (the first 8,000) split by Dirichlet(0.1) labels, so that each has few
+digits, and train a network 784-32-10 with 16 images per node and step for 200 steps, with warm-up and cosine. The tables have the
+training loss of the mean model over all nodes' data: mean and standard deviation over three seeds, at the best learning rate of a
+grid (in brackets), which is chosen on the same loss, for all alike. *Centralized* averages all gradients exactly. Weights are
+random integers, so the network is not doubly stochastic. Weight decay and clipping are not used.
+
+## A graph that mixes well
+
+The directed exponential graph; its second eigenvalue is 0.49.
+
+{fast}
+
+- **AdamW on a tracker**, in the order atc, is nearest to centralized AdamW. The orders pu and cta follow; in cta all messages
+  overlap the gradient.
+- **Momentum** makes the overlapped order usable, which plain descent does not.
+- **SGP with AdamW** ends behind SGP with momentum: local AdamW is biased on unequal data.
+- The best learning rate of AdamW on a tracker is that of centralized AdamW or twice it. Do not divide it by the number of nodes.
+
+## A graph that mixes slowly
+
+The directed ring; its second eigenvalue is 0.92. AdamW, with several exchanges in a step:
+
+{slow}
+
+`check` warns above 0.75. With `rounds=6` the ring is as good as the exponential graph, with six times as many messages as before.
+
+## Start here
+
+| | |
+|---|---|
+| algorithm | `PushPull(order="atc")`; `PushPull()` where messages take long |
+| move | `inner=lambda groups: torch.optim.AdamW(groups, lr=...)`, or `move=AdamW()` |
+| graph | `"exponential"`, or `"one_peer_exponential"`, the default, with fewer messages (not measured here) |
+| learning rate | the one that suits the batch of one node; warm-up and cosine |
+| clipping | `clip=`, never the gradients before `step()` |
+
+Measured by `benchmarks/recipes.py`. Differences below two standard deviations are not resolved. [Moves](concepts/moves.md) explains
+how they work.
+"""
+
+
+def page():
+    """The page with the results of both graphs."""
+    found = json.loads(FILE.read_text())
+
+    def cell(name):
+        facts = found[name]
+        edge = "" if facts["inside"] else ", end of the grid"
+        return f"{facts['loss']:.3f} ± {facts['sd']:.3f} ({facts['lr']:g}{edge})"
+
+    def table(rows):
+        return "\n".join("| " + " | ".join(row) + " |" for row in rows)
+
+    kinds = [type(move).__name__ for move in MOVES]
+    methods = ["centralized", *(f"Push-Pull {order}" for order in ("cta", "pu", "atc")), "SGP"]
+    fast = [["", *kinds], ["---"] * (1 + len(kinds))]
+    fast += [[name, *(cell(f"exponential: {name}, {kind}") for kind in kinds)] for name in methods]
+    slow = [["", "loss"], ["---"] * 2]
+    slow += [[name.removeprefix("ring: "), cell(name)] for name in found if name.startswith("ring:")]
+    return PAGE.format(fast=table(fast), slow=table(slow))
+
+
 if __name__ == "__main__":
-    measure(sys.argv[1])
+    if sys.argv[1] == "page":
+        write_bytes(DOCS / "which_recipe.md", page().encode())
+    else:
+        measure(sys.argv[1])

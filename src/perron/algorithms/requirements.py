@@ -26,7 +26,9 @@ if TYPE_CHECKING:
 # precision end at 1e-16 to 2e-15 of it, for good. Down to 7e-5 that is 2e-8 at most; at 2e-5 it is 0.8 and at 1e-6 110, from
 # starts that are about 1 off. Pull-Diag gossip divides its starting values only: its error is 1e-16 over the least share.
 WILD, WILD_GOSSIP = 5e-5, 1e-9
-SLOW = 0.75  # second eigenvalue above which AdamW on a tracker ended at twice the loss of a centralized run
+# Second eigenvalue above which trackers are slow for AdamW. With benchmarks/recipes.py, on a directed ring: at 0.92 it ended at
+# 2.5 times the loss of a centralized run, at 0.92^3 = 0.78 at 1.5 times, at 0.92^6 = 0.60 at 1.1 times.
+SLOW = 0.75
 SPECTRA_UP_TO = 512  # nodes; eigenvalues of more take seconds
 
 
@@ -99,7 +101,7 @@ def warn_if_slow(about: About, network: Network) -> None:
     if second > SLOW:
         warnings.warn(
             f"{about.title}: this network mixes slowly (its second eigenvalue is {second:.3g} in modulus). Above {SLOW:g}, "
-            "trackers follow the gradient too late for such a move, and SGP may do better. Use a graph that mixes faster, as "
+            "trackers follow the gradient too late for such a move. Use a graph that mixes faster, as "
             f"exponential does, or several exchanges in a step: rounds={ceil(log(SLOW) / log(second))} suffices here.",
             stacklevel=4,
         )
