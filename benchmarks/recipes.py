@@ -77,7 +77,7 @@ PAGE = """# Which recipe
 
 A draft: one small task, measured. 8 nodes hold MNIST images (the first 8,000) split by Dirichlet(0.1) labels, so that each has
 few digits, and train a network 784-32-10 with 16 images per node and step for 200 steps, with warm-up and cosine. The tables have
-the training loss of the mean model over all nodes' data: mean and standard deviation over three seeds, at the best learning rate of
+the training loss of the mean model over all nodes' data: mean and standard deviation over three seeds, at the best lr of
 a grid (in brackets), which is chosen on the same loss, for all alike. *Centralized* averages all gradients exactly. Weights are
 random integers, so the network is not doubly stochastic. Weight decay and clipping are not used.
 
