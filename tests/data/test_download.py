@@ -18,6 +18,7 @@ from typer.testing import CliRunner
 from perron.cli.main import app
 from perron.data import datasets as data
 from perron.data import download as fetch
+from perron.data import text
 from perron.errors import FileError, PerronError
 
 
@@ -111,9 +112,9 @@ def install_npm(folder, archive=None):
 def test_the_table_knows_every_file():
     assert set(fetch.MD5) == set(data.TITLES)
     for name, sums in fetch.MD5.items():
-        assert tuple(sums) == (data.CIFAR if name == "cifar10" else data.FILES)
+        assert tuple(sums) == {"cifar10": data.CIFAR, "tinyshakespeare": ("tinyshakespeare.txt",)}.get(name, data.FILES)
         assert all(len(bytes.fromhex(md5)) == 16 for md5 in sums.values())
-    assert len({md5 for sums in fetch.MD5.values() for md5 in sums.values()}) == 14
+    assert len({md5 for sums in fetch.MD5.values() for md5 in sums.values()}) == 15
 
 
 @pytest.mark.parametrize("packed", [False, True])
@@ -202,6 +203,28 @@ def test_from_a_mirror(tmp_path, mnist, cifar, server):
     fetch.MIRRORS["cifar10"] = (address + fetch.ARCHIVE,)
     assert fetch.fetch("cifar10").new
     assert holds(tmp_path / "cache" / "cifar10", cifar)
+
+
+def test_a_text_from_a_mirror(tmp_path, server, monkeypatch):
+    folder, address, asked = server
+    play = {"tinyshakespeare.txt": b"ROMEO:\nAy me!\n"}
+    monkeypatch.setitem(fetch.MD5, "tinyshakespeare", md5s(play))
+    (folder / "input.txt").write_bytes(b"ROMEO:\nAy you!\n")
+    fetch.MIRRORS["tinyshakespeare"] = (f"{address}input.txt",)
+    with pytest.raises(
+        FileError, match=r"tiny-shakespeare could not be fetched.*wrong checksum of tinyshakespeare\.txt"
+    ):
+        fetch.fetch("tinyshakespeare")
+    (folder / "input.txt").write_bytes(play["tinyshakespeare.txt"])
+    assert fetch.fetch("tinyshakespeare") == (tmp_path / "cache" / "text", f"{address}input.txt", True, True)
+    assert asked[-1] == "/input.txt"
+    assert holds(tmp_path / "cache" / "text", play)
+    assert text.load().text == "ROMEO:\nAy me!\n"
+    assert not fetch.fetch("tinyshakespeare").new
+    fetch.MIRRORS["tinyshakespeare"] = ()
+    source = write(tmp_path / "mine", {"tinyshakespeare.txt": b"<html>Please log in</html>"})
+    with pytest.raises(FileError, match=r"mine \(.*is not a play.*Please log in"):
+        fetch.fetch("tinyshakespeare", source=source, to=tmp_path / "there")
 
 
 def test_a_mirror_with_wrong_files_is_passed_over(tmp_path, mnist, server):
@@ -337,7 +360,8 @@ def test_an_empty_variable_is_not_a_place(tmp_path, mnist, monkeypatch):
 def test_unknown_names():
     for name in ("minst", "digits"):
         with pytest.raises(
-            PerronError, match=f"no dataset to fetch '{name}'.*There are: mnist, fashion_mnist, cifar10"
+            PerronError,
+            match=f"no dataset to fetch '{name}'.*There are: mnist, fashion_mnist, cifar10, tinyshakespeare",
         ):
             fetch.fetch(name)
 

