@@ -1,7 +1,7 @@
 """Plays as characters, split among nodes by role.
 
-`tinyshakespeare` is a cut of 1,115,394 characters from Shakespeare's plays (A. Karpathy 2015; public domain): 7,222 speeches, each
-a line with the role and a colon, the words, and an empty line.
+`tinyshakespeare` is a cut of 1,115,394 characters from Shakespeare's plays (A. Karpathy 2015; public domain): 7,222 speeches,
+each a line with the role and a colon, the words, and an empty line.
 
     >>> play = Play("ROMEO:\\nAy me!\\n\\nJULIET:\\nO Romeo, Romeo!\\n\\nROMEO:\\nI take thee at thy word.\\n")
     >>> list(play.by_role())
