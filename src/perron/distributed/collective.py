@@ -15,12 +15,19 @@ from torch import Tensor
 
 from perron._modules import temporarily_set
 from perron.distributed.asynchronous import AsynchronousNode
-from perron.distributed.consistency import compare, copy_tensors, gather_average, gather_texts, versions
+from perron.distributed.consistency import (
+    compare,
+    copy_tensors,
+    gather_average,
+    gather_tensors,
+    gather_texts,
+    versions,
+)
 from perron.distributed.finite import is_finite
 from perron.distributed.inner import copy_memory
 from perron.distributed.node import DistributedNode
 from perron.distributed.process_group import START_TIMEOUT, Peers
-from perron.errors import DivergenceError, NetworkError, PerronError
+from perron.errors import DivergenceError, NetworkError, PerronError, listed
 from perron.networks.builder import build_network
 from perron.networks.facts import Network
 from perron.networks.mixing import Mixing
@@ -59,7 +66,8 @@ def assemble(
     optimizer.run_id = max(gather_texts(f"{now:020d}-{token_hex(4)}", peers, limit))
     if sources or settings["broadcast"]:
         what = f"Node {node.name} lost another node while the model was copied"
-        copy_tensors([flat.vector, *_buffers(optimizer).values()], sources or [0], peers, what, optimizer.timeout)
+        tensors = [flat.vector, *flat.frozen.values(), *_buffers(optimizer).values()]
+        copy_tensors(tensors, sources or [0], peers, what, optimizer.timeout)
         if not is_finite(flat.vector):
             source = node.name if peers.rank in sources else peers.node_ids[(sources or [0])[0]]
             raise DivergenceError(f"The model of node {source}, which node {node.name} starts from, is not finite.")
@@ -115,6 +123,8 @@ def averaged_model(optimizer: Decentralized) -> Iterator[None]:
         mean = node.mean(optimizer.algorithm_state.x).wait()
         what = f"Node {node.name} lost another node in the average of step {node.step}"
         values.update(gather_average(_buffers(optimizer), node.peers, what, optimizer.timeout), vector=mean)
+        if not optimizer.asynchronous:  # all nodes have done the same number of steps
+            _compare_rates(optimizer, what)
 
     with torch.no_grad():
         if not retry_collective(optimizer, "average", average):
@@ -127,6 +137,17 @@ def averaged_model(optimizer: Decentralized) -> Iterator[None]:
     finally:
         optimizer._averaging = False
         optimizer._flat.remember()
+
+
+def _compare_rates(optimizer: Decentralized, what: str) -> None:
+    """Warn if the nodes' learning rates differ, as when each has a scheduler that follows its own loss."""
+    own = torch.tensor([float(one["lr"]) for one in optimizer.param_groups], dtype=torch.float64)
+    peers = optimizer.node.peers
+    rates = {rank: rate.tolist() for rank, rate in enumerate(gather_tensors(own, peers, what, optimizer.timeout))}
+    odd = [rank for rank in rates if rates[rank] != rates[0]]
+    if odd and peers.rank in (0, odd[0]):
+        shown = listed(f"node {peers.node_ids[rank]}: {', '.join(f'{r:g}' for r in rates[rank])}" for rank in (0, *odd))
+        log.warning("The learning rates of the nodes differ (%s); give all nodes the same schedule.", shown)
 
 
 def _buffers(optimizer: Decentralized) -> dict[str, Tensor]:

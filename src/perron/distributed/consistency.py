@@ -58,14 +58,14 @@ def versions() -> dict[str, str]:
 def gather_texts(text: str, peers: Peers, timeout: float = TIMEOUT) -> list[str]:
     """Return the texts of all ranks."""
     raw, what = torch.tensor(list(text.encode()), dtype=torch.uint8), "Not all processes took part in a comparison"
-    lengths = _gather(torch.tensor([len(raw)]), peers, what, timeout)
+    lengths = gather_tensors(torch.tensor([len(raw)]), peers, what, timeout)
     padded = torch.zeros(int(max(lengths)), dtype=torch.uint8)
     padded[: len(raw)] = raw
-    rows = _gather(padded, peers, what, timeout)
+    rows = gather_tensors(padded, peers, what, timeout)
     return [bytes(row[: int(length)].tolist()).decode() for row, length in zip(rows, lengths, strict=True)]
 
 
-def _gather(tensor: Tensor, peers: Peers, what: str, timeout: float) -> list[Tensor]:
+def gather_tensors(tensor: Tensor, peers: Peers, what: str, timeout: float) -> list[Tensor]:
     """Return the tensors of all ranks; they have one shape and type."""
     tensors = [torch.empty_like(tensor) for _ in range(peers.size)]
     peers.finish([(peers.all_gather(tensors, tensor.contiguous(), timeout=timeout), what)], timeout)
@@ -97,7 +97,7 @@ def gather_average(buffers: dict[str, Tensor], peers: Peers, what: str, timeout:
     floats, others = {}, {}
     for name, buffer in buffers.items():
         if buffer.is_floating_point():
-            floats[name] = torch.stack(_gather(buffer, peers, what, timeout))
+            floats[name] = torch.stack(gather_tensors(buffer, peers, what, timeout))
         else:
             others[name] = _broadcast(buffer, 0, peers, what, timeout)
     return others | average_buffers(floats)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
@@ -12,6 +12,7 @@ from perron.distributed.finite import describe, is_finite
 from perron.errors import PerronError, listed
 
 Groups = list[dict[str, Any]]
+TORCH_KEYS = {"params", "param_names", "initial_lr", "max_lr", "min_lr", "swa_lr"}  # of torch.optim and its schedulers
 
 
 class FlatParameters:
@@ -20,12 +21,18 @@ class FlatParameters:
     Args:
         groups: the optimizer's parameter groups.
         model: the module that the parameters belong to, if known.
+
+    Attributes:
+        frozen: the parameters of groups and model that require no gradient, by name. They are copied, but do not change.
     """
 
     def __init__(self, groups: Groups, model: nn.Module | None) -> None:
         self.model = model
         self.params: list[nn.Parameter] = [p for one in groups for p in one["params"] if p.requires_grad]
         self._owners = [index for index, one in enumerate(groups) for p in one["params"] if p.requires_grad]
+        self._names = _names(groups, model)
+        known = [param for one in groups for param in one["params"]] + ([] if model is None else _parameters(model))
+        self.frozen = {self._names[id(param)]: param for param in known if not param.requires_grad}
         self._check_params()
         self.vector = torch.cat([param.detach().reshape(-1) for param in self.params])
         self._views = self.views(self.vector)
@@ -33,7 +40,7 @@ class FlatParameters:
         self._rates: list[float] = []  # those that are in _lr
         self._lr = torch.zeros(self.vector.shape if len(groups) > 1 else (), dtype=self.dtype, device=self.device)
         self._versions: list[int] = []
-        self._ids = {id(param) for param in self.params}
+        self._ids = set() if model is None else {id(param) for param in _parameters(model)}
 
     def _check_params(self) -> None:
         if not self.params:
@@ -85,6 +92,12 @@ class FlatParameters:
 
     def gradient(self, groups: Groups, scale: Tensor | None = None) -> Tensor:
         """Return the gradient divided by the scale, plus weight decay for the parameters that have one."""
+        sparse = [p for p in self.params if p.grad is not None and p.grad.layout != torch.strided]
+        if sparse:
+            raise PerronError(
+                f"Gradients have to be dense; got a sparse one of {listed(self._names[id(p)] for p in sparse)}. Make the layer "
+                "without sparse gradients, as nn.Embedding(..., sparse=False)."
+            )
         grad = torch.cat([(torch.zeros_like(p) if p.grad is None else p.grad).reshape(-1) for p in self.params])
         if scale is not None:
             grad /= scale
@@ -98,10 +111,9 @@ class FlatParameters:
         """Return the names of the parameters whose gradients are not finite; empty if all are."""
         if is_finite(grad):
             return ""
-        named = {id(param): name for name, param in self.model.named_parameters()} if self.model is not None else {}
         return listed(
-            f"{named.get(id(param), f'parameter {place}')} ({describe(part)})"
-            for place, (param, part) in enumerate(zip(self.params, self._split(grad), strict=True))
+            f"{self._names[id(param)]} ({describe(part)})"
+            for param, part in zip(self.params, self._split(grad), strict=True)
             if not is_finite(part)
         )
 
@@ -111,6 +123,7 @@ class FlatParameters:
         return {
             "the parameters' shapes": [list(param.shape) for param in self.params],
             "the parameters' type": str(self.dtype),
+            "the frozen parameters": [[name, list(p.shape), str(p.dtype)] for name, p in self.frozen.items()],
             "the parameter groups": [
                 {"parameters": len(one["params"])}
                 | {key: value for key, value in one.items() if key != "params" and not began}
@@ -126,7 +139,13 @@ class FlatParameters:
 
     def check(self) -> None:
         """Refuse parameters that something other than the optimizer has moved, replaced or changed."""
-        if self.model is not None and {id(p) for p in _parameters(self.model) if p.requires_grad} != self._ids:
+        changed = [p for p in self.params if not p.requires_grad] + [p for p in self.frozen.values() if p.requires_grad]
+        if changed:
+            raise PerronError(
+                f"requires_grad was changed after the optimizer was made: {listed(self._names[id(p)] for p in changed)}. To "
+                "freeze or unfreeze parameters, close the optimizer and make a new one, on every node."
+            )
+        if self.model is not None and {id(p) for p in _parameters(self.model)} != self._ids:
             raise PerronError("The model has other parameters than when the optimizer was made. Make a new one.")
         for param, view, version in zip(self.params, self._views, self._versions, strict=True):
             if param.data_ptr() != view.data_ptr() or param.dtype != view.dtype:
@@ -149,6 +168,25 @@ def check_rates(groups: Groups) -> None:
             raise PerronError("Decentralized needs a learning rate: pass lr=, or an optimizer of torch as inner=.")
         if not rate > 0 or not decay >= 0:
             raise PerronError(f"Decentralized needs lr > 0 and weight_decay >= 0; got {rate} and {decay}.")
+
+
+def check_keys(groups: Groups, known: Iterable[str]) -> None:
+    """Refuse groups with a key that the optimizer does not know, such as a misspelled one: it would have no effect."""
+    allowed = {*known, *TORCH_KEYS}
+    for one in groups:
+        if unknown := sorted(set(one) - allowed):
+            raise PerronError(
+                f"A parameter group has the key {listed(map(repr, unknown))}, which the optimizer does not know. It knows "
+                f"{', '.join(sorted(allowed - TORCH_KEYS | {'params'}))}."
+            )
+
+
+def _names(groups: Groups, model: nn.Module | None) -> dict[int, str]:
+    """Return the name of each parameter, by id: the model's, the one that the group gives it, or its place."""
+    names = {id(param): f"parameter {place}" for place, param in enumerate(p for one in groups for p in one["params"])}
+    for one in groups:
+        names |= zip(map(id, one["params"]), one.get("param_names", ()), strict=False)
+    return names | {id(param): name for name, param in (model.named_parameters() if model is not None else ())}
 
 
 def _parameters(module: nn.Module) -> list[nn.Parameter]:

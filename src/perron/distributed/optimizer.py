@@ -41,7 +41,7 @@ from perron.distributed.collective import (
 from perron.distributed.elastic.generation import Change
 from perron.distributed.elastic.recovery import Recovery
 from perron.distributed.finite import is_finite
-from perron.distributed.flat_parameters import FlatParameters, check_rates
+from perron.distributed.flat_parameters import FlatParameters, check_keys, check_rates
 from perron.distributed.inner import Inner, build_inner, with_move
 from perron.distributed.node import DistributedNode
 from perron.distributed.optimizer_state import pack_state, unpack_state
@@ -120,6 +120,8 @@ class Decentralized(torch.optim.Optimizer):
         defaults = {"lr": lr, "weight_decay": weight_decay} if self.inner is None else self.inner.defaults
         super().__init__(given if self.inner is None else self.inner.param_groups, defaults)
         self.share_groups()
+        if defaults:  # an inner optimizer without any has keys of its own in each group
+            check_keys(self.param_groups, defaults)
         if self.inner is None:
             check_rates(self.param_groups)
         self._flat = FlatParameters(self.param_groups, self.model)
