@@ -271,6 +271,10 @@ def check_what_is_refused():
     refused(lambda: make(Model(), PushPull(move=Momentum()), inner=torch_adamw), "either inner= or move=")
     refused(lambda: make(Model(), PushPull(move=AdamW()), lr=0.1, weight_decay=0.1), "move=AdamW(weight_decay=0.1)")
     refused(lambda: make(Model(), lr=0.1, clip=-1.0), "norm > 0")
+    model = Model()
+    groups = [{"params": [model.first], "weight_decay": 0.1}, {"params": [model.second]}]
+    refused(lambda: make(groups, PushPull(move=Clipped(AdamW(), norm=1.0)), lr=0.1), "move=AdamW(weight_decay=0.1)")
+    refused(lambda: make(Model(), lr=0.1, rounds=2, wire="bf16"), "wire=None")
 
 
 def check_nodes_with_different_settings_are_refused():

@@ -78,10 +78,12 @@ def assemble(
     optimizer._begin()
 
 
-def check_rounds(rounds: int, *, asynchronous: bool) -> int:
-    """Refuse a number of exchanges in a step that cannot be."""
-    if rounds < 1 or (rounds > 1 and asynchronous):
-        raise PerronError(f"rounds is a number of exchanges in a step, 1 for asynchronous nodes; got {rounds}.")
+def check_rounds(rounds: int, *, plain: bool) -> int:
+    """Refuse a number of exchanges in a step that cannot be; ``plain``: synchronous, in full precision."""
+    if rounds < 1 or (rounds > 1 and not plain):
+        raise PerronError(
+            f"rounds is a number of exchanges in a step, at least 1; more need wire=None and no asynchronous=True. Got {rounds}."
+        )
     return rounds
 
 

@@ -34,6 +34,8 @@ HOW = "inner= is a function of the parameter groups, as lambda groups: torch.opt
 class TorchMove(Move):
     """The move of an optimizer of torch, whose memory is its own state and not part of the algorithm's.
 
+    In elastic training, a step that loses a neighbor after the move is repeated, and then the optimizer steps twice.
+
     Args:
         optimizer: the optimizer.
         flat: the parameters that it moves.
@@ -103,12 +105,12 @@ def with_move(
     optimizer: torch.optim.Optimizer | None,
     flat: FlatParameters,
     clip: float | None,
-    decay: float,
+    groups: list[dict[str, Any]],
 ) -> Algorithm:
     """Return the algorithm with the inner optimizer as its move, and with a clipped direction, if they are given."""
     if isinstance(algorithm, Moving):
-        move = algorithm.move
-        if decay and isinstance(move.move if isinstance(move, Clipped) else move, AdamW):
+        move, decay = algorithm.move, max(group.get("weight_decay", 0.0) for group in groups)
+        if optimizer is None and decay and isinstance(move.move if isinstance(move, Clipped) else move, AdamW):
             raise PerronError(
                 f"weight_decay={decay:g} of Decentralized is added to the gradient and tracked. With AdamW give it to the move, "
                 f"which applies it to the model: move=AdamW(weight_decay={decay:g})."

@@ -125,7 +125,7 @@ class Decentralized(torch.optim.Optimizer):
         if self.inner is None:
             check_rates(self.param_groups)
         self._flat = FlatParameters(self.param_groups, self.model)
-        self.algorithm = with_move(algorithm or PushPull(), self.inner, self._flat, clip, weight_decay)
+        self.algorithm = with_move(algorithm or PushPull(), self.inner, self._flat, clip, self.param_groups)
         named = self.model.named_buffers() if self.model is not None else ()
         self.infinite_buffers = frozenset(name for name, buffer in named if not is_finite(buffer))
         self.nonfinite, self.timeout, self.asynchronous = nonfinite, check_timeout(timeout), asynchronous
@@ -133,7 +133,7 @@ class Decentralized(torch.optim.Optimizer):
             check_asynchronous(self.algorithm, elastic=member is not None)
         self._graph = graph if isinstance(graph, str) or not isinstance(graph, Iterable) else tuple(graph)
         self._settings: dict[str, Any] = {"weights": weights, "seed": seed, "wire": wire, "broadcast": broadcast}
-        self._settings["rounds"] = check_rounds(rounds, asynchronous=asynchronous)
+        self._settings["rounds"] = check_rounds(rounds, plain=wire is None and not asynchronous)
         self._settings |= {"timeout": timeout, "nonfinite": nonfinite, "asynchronous": asynchronous}
         self._running: Any = None
         self._failure: PerronError | None = None
@@ -185,7 +185,7 @@ class Decentralized(torch.optim.Optimizer):
         scaled = getattr(self, "found_inf", None) is not None  # GradScaler expects overflows, and lowers its scale
         if self.nonfinite == "raise" and not scaled:
             where = f"Node {self.node.name}: the gradient of step {self.steps} is not finite in {wrong}."
-            raise DivergenceError(f"{where} Lower lr, clip gradients, or pass nonfinite='skip'.")
+            raise DivergenceError(f"{where} Lower lr, pass clip=, or pass nonfinite='skip'.")
         self.skipped += 1
         return self.last.clone()
 
