@@ -98,7 +98,7 @@ def test_examples_are_right(path):
         program, *words = shlex.split(line, comments=True)
         assert program == "perron"
         context, command = None, ROOT
-        while isinstance(command, Group):
+        while isinstance(command, Group) and (words or not command.invoke_without_command):
             context = command.make_context(command.name or "perron", words, parent=context, resilient_parsing=True)
             name, command, words = command.resolve_command(context, [*context._protected_args, *context.args])
             assert command is not None, line

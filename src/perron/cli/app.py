@@ -59,13 +59,13 @@ class Command(TyperCommand):
 
 
 class Group(TyperGroup):
-    """Commands under one name; called without a command, it lists them."""
+    """Commands under one name; called without a command, it lists them, unless it does something itself."""
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
         formatter.write(_rendered(_help(self, ctx)))
 
     def parse_args(self, ctx: Any, args: list[str]) -> Any:
-        if not args and not ctx.resilient_parsing:
+        if not args and not ctx.resilient_parsing and not self.invoke_without_command:
             sys.stdout.write(_rendered(_overview(self, ctx)) if ctx.parent is None else f"{ctx.get_help()}\n")
             ctx.exit()
         return super().parse_args(ctx, args)

@@ -15,7 +15,7 @@ from typing import Annotated
 import typer
 
 from perron._registry import unknown
-from perron.cli import data, paper, study
+from perron.cli import data, examples, paper, study
 from perron.cli.advise import advise
 from perron.cli.algorithms import algorithms
 from perron.cli.app import NETWORKS, STUDIES, THEORY, TRAIN, App, ExitCode, print_status
@@ -50,6 +50,7 @@ app.command(rich_help_panel=THEORY)(advise)
 app.command(rich_help_panel=THEORY)(design)
 app.command(rich_help_panel=THEORY)(links)
 app.add_typer(paper.app, name="paper", rich_help_panel=THEORY)
+app.add_typer(examples.app, name="examples", rich_help_panel=TRAIN)
 app.command(rich_help_panel=TRAIN, context_settings=SCRIPT_OPTIONS)(launch)
 
 
