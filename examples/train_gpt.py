@@ -55,7 +55,7 @@ held_out = validation.unfold(0, CONTEXT + 1, CONTEXT)[rank::size]  # every node 
 model = GPT(len(play.vocabulary), options.width)
 adamw = lambda groups: torch.optim.AdamW(groups, lr=options.lr, betas=(0.9, 0.99))  # noqa: E731
 optimizer = perron.Decentralized(model, perron.PushPull(order="atc"), "exponential", inner=adamw, clip=1.0)
-cycle = {"total_steps": options.steps, "pct_start": 0.1, "cycle_momentum": False}  # warm-up, then a cosine
+cycle = {"total_steps": options.steps, "pct_start": 0.15, "cycle_momentum": False}  # warm-up, then a cosine
 schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, options.lr, **cycle)
 manager = perron.CheckpointManager(f"{options.out}/checkpoints", optimizer, every=100)
 if manager.found:
