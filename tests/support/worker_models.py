@@ -3,15 +3,19 @@
 import logging
 import os
 import sys
+from copy import deepcopy
 from functools import partial
 
+import safetensors.torch
 import torch
 import torch.distributed as dist
 from processes import report_checks
 from torch import nn
-from worker_training import FOLDER, LR, RANK, SIZE, refused
+from worker_inner import ADAMW, torch_adamw
+from worker_training import FOLDER, LR, MIXING, RANK, SEED, SIZE, Loss, close, refused, simulated, trained
 
 from perron import PushPull
+from perron.distributed.checkpoint import load, save
 from perron.distributed.optimizer import Decentralized
 
 
@@ -123,6 +127,148 @@ def check_learning_rates_that_differ_are_noticed():
     assert not seen or "node 0: 0.001, node 1: 0.002)" in seen[0], seen
     optimizer.close()
     logging.getLogger("perron").removeHandler(handler)
+
+
+def convolutions():
+    torch.manual_seed(RANK)
+    model = nn.Sequential(
+        nn.Conv2d(3, 8, 3, bias=False), nn.BatchNorm2d(8), nn.Conv2d(8, 64, 3), nn.Flatten(), nn.LazyLinear(3)
+    )
+    model(torch.zeros(2, 3, 7, 7))
+    return model.to(memory_format=torch.channels_last)
+
+
+def image_steps(model, optimizer, steps=3):
+    random = torch.Generator().manual_seed(RANK)
+    for _ in range(steps):
+        optimizer.zero_grad()
+        model(torch.randn(4, 3, 7, 7, generator=random)).square().mean().backward()
+        optimizer.step()
+
+
+def check_files_hold_what_belongs_to_them():
+    for options in ({"lr": LR}, {"inner": partial(torch.optim.AdamW, lr=LR)}):
+        model = convolutions()
+        optimizer = Decentralized(model, PushPull(), "ring", **options)
+        image_steps(model, optimizer)
+        path, size = FOLDER / f"model-{RANK}", sum(p.nbytes for p in model[0].state_dict().values())
+        state = {name: value.clone() for name, value in model.state_dict().items()}
+        torch.save(model[0].state_dict(), path)
+        assert size < path.stat().st_size < size + 3000 < sum(p.nbytes for p in state.values()), path.stat().st_size
+        torch.save(model[0], path)
+        assert path.stat().st_size < size + 5000, path.stat().st_size
+        contiguous = {name: value.contiguous() for name, value in model.state_dict().items()}
+        safetensors.torch.save_file(contiguous, path)
+        read = safetensors.torch.load_file(path)
+        assert all(torch.equal(read[name], value) for name, value in state.items())
+        path.unlink()
+        model.to(memory_format=torch.contiguous_format)
+        safetensors.torch.save_model(model, path)
+        other = convolutions()
+        safetensors.torch.load_model(other, path)
+        assert all(torch.equal(value, state[name]) for name, value in other.state_dict().items())
+        optimizer.close()
+
+
+def check_channels_last_is_kept():
+    """The memory format is the user's, and changes nothing but the order of sums."""
+    final = []
+    for memory_format in (torch.channels_last, torch.contiguous_format):
+        model = convolutions().double().to(memory_format=memory_format)
+        strides = [param.stride() for param in model.parameters()]
+        optimizer = Decentralized(model, PushPull(), "ring", inner=partial(torch.optim.AdamW, lr=LR))
+        random = torch.Generator().manual_seed(RANK)
+        for _ in range(4):
+            optimizer.zero_grad()
+            model(torch.randn(4, 3, 7, 7, generator=random, dtype=torch.float64)).square().mean().backward()
+            optimizer.step()
+        with optimizer.averaged_model():
+            pass
+        assert [param.stride() for param in model.parameters()] == strides
+        final.append(torch.cat([param.detach().reshape(-1) for param in model.parameters()]))
+        optimizer.close()
+    assert model[0].weight.is_contiguous()
+    close(*final, 1e-9)
+
+
+def check_parameters_that_share_memory_are_refused():
+    model = nn.Sequential(nn.Linear(2, 2, bias=False), nn.Linear(2, 2, bias=False))
+    model[1].weight.data = model[0].weight.data
+    refused(lambda: Decentralized(model, PushPull(), "ring", lr=LR), "0.weight and 1.weight share memory")
+    model[1].weight = model[0].weight
+    Decentralized(model, PushPull(), "ring", lr=LR).close()
+
+
+class Mixed(nn.Module):
+    """The vector x in two parameters of different types, with a loss in float64."""
+
+    def __init__(self, *types):
+        super().__init__()
+        self.first = nn.Parameter(torch.zeros(2, dtype=types[0]))
+        self.second = nn.Parameter(torch.zeros(1, dtype=types[1]))
+
+    def x(self):
+        return torch.cat([self.first.double(), self.second.double()])
+
+
+def check_masters_of_parameters_of_16_bits():
+    """The master moves by steps that are lost in bfloat16, and the parameters are the master, rounded."""
+    for types in ((torch.bfloat16, torch.float32), (torch.bfloat16, torch.bfloat16), (torch.float16, torch.bfloat16)):
+        for options in ({"lr": 1e-5}, {"inner": partial(torch.optim.SGD, lr=1e-5)}):
+            model = Mixed(*types)
+            optimizer = Decentralized(model, PushPull(), "ring", **options)  # all directions are 1
+            optimizer.set_parameters(torch.ones(3))
+            for _ in range(50):
+                optimizer.zero_grad()
+                model.x().sum().backward()  # the gradient is 1 everywhere
+                optimizer.step()
+            master = optimizer.algorithm_state.x
+            assert master.dtype == torch.float32
+            with optimizer.averaged_model():
+                assert [param.dtype for param in model.parameters()] == list(types)
+            close(master.double(), torch.full((3,), 1 - 50e-5, dtype=torch.float64), 3e-6)
+            assert torch.equal(model.first, master[:2].to(types[0])), types
+            assert torch.equal(model.second, master[2:].to(types[1]))
+            optimizer.close()
+
+
+def check_several_types_equal_the_simulator():
+    """With float64 as the widest type: the iterates are the simulator's up to the gradients' rounding."""
+    for options, algorithm in (({"lr": LR}, PushPull()), ({"inner": torch_adamw}, PushPull(move=ADAMW))):
+        model, loss = Mixed(torch.float32, torch.float64), Loss()
+        optimizer = Decentralized(model, PushPull(), MIXING, seed=SEED, **options)
+        trained(optimizer, model, loss)
+        assert optimizer.algorithm_state.x.dtype == torch.float64
+        close(optimizer.algorithm_state.x, simulated(algorithm)[-1], 1e-5)
+        optimizer.close()
+
+
+def check_masters_and_moments_are_saved():
+    def made():
+        model = Mixed(torch.bfloat16, torch.float32)
+        return model, Decentralized(model, PushPull(), MIXING, inner=partial(torch.optim.AdamW, lr=1e-3), seed=SEED)
+
+    for way in ("state_dict", "checkpoint"):
+        model, optimizer = made()
+        loss = Loss()
+        trained(optimizer, model, loss, 5)
+        if way == "state_dict":
+            saved = deepcopy(optimizer.state_dict())
+            assert {value.dtype for value in saved["state"][0].values()} == {torch.float32}
+        else:
+            save(FOLDER / "masters", optimizer)
+        wanted = trained(optimizer, model, loss, 5)
+        master = optimizer.algorithm_state.x
+        optimizer.close()
+        (model, optimizer), loss.draw = made(), 5
+        if way == "state_dict":
+            optimizer.load_state_dict(saved)
+        else:
+            assert load(FOLDER / "masters", optimizer).step == 5
+        assert optimizer.state[model.first]["exp_avg"].dtype == torch.float32
+        assert torch.equal(trained(optimizer, model, loss, 5), wanted), way
+        assert torch.equal(optimizer.algorithm_state.x, master), way
+        optimizer.close()
 
 
 if __name__ == "__main__":

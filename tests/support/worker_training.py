@@ -398,7 +398,7 @@ def check_guards():
     optimizer = Decentralized(model, perron.PushPull(), MIXING, lr=LR, seed=SEED)
     before = model.first.data
     model.first.data = before.clone()
-    refused(optimizer.step, "no longer where the optimizer put it")
+    refused(optimizer.step, "first is no longer where it was")
     model.first.data = before
     model.load_state_dict(Model(torch.ones(3, dtype=torch.float64)).state_dict())
     refused(optimizer.step, "optimizer.reset()")
@@ -414,8 +414,8 @@ def check_guards():
     refused(lambda: Decentralized(Model(), perron.PushPull(), "ring", lr=0.0), "lr > 0")
     refused(lambda: Decentralized(Model(), perron.PushPull(), "ring", lr=LR, wire="int4"), "'bf16'")
     refused(lambda: Decentralized(Model(), ALGORITHMS["dsgd"], MIXING, lr=LR), "doubly stochastic")
-    mixed = [nn.Parameter(torch.zeros(2)), nn.Parameter(torch.zeros(2, dtype=torch.float64))]
-    refused(lambda: Decentralized(mixed, perron.PushPull(), "ring", lr=LR), "one floating type")
+    mixed = [nn.Parameter(torch.zeros(2)), nn.Parameter(torch.zeros(2, dtype=torch.complex64))]
+    refused(lambda: Decentralized(mixed, perron.PushPull(), "ring", lr=LR), "floating types", "complex64 on cpu")
     refused(lambda: Decentralized(Model(), ALGORITHMS["push_sum"], MIXING, lr=LR), "uses no gradients")
 
 

@@ -44,10 +44,16 @@ log = logging.getLogger("perron")
 
 
 def assemble(
-    optimizer: Decentralized, peers: Peers, mixing: Mixing | None = None, sources: Sequence[int] = (), step: int = 0
+    optimizer: Decentralized,
+    peers: Peers,
+    x: Tensor,
+    mixing: Mixing | None = None,
+    sources: Sequence[int] = (),
+    step: int = 0,
 ) -> None:
     """Form the network of an optimizer: compare settings, agree on a run id, copy the model, and start the algorithm.
 
+    The vector x is this node's model; it is overwritten where another node's is copied.
     Sources are the ranks whose models the training continues with; there are none at its beginning.
     """
     flat, settings, algorithm = optimizer._flat, optimizer._settings, optimizer.algorithm
@@ -66,13 +72,13 @@ def assemble(
     optimizer.run_id = max(gather_texts(f"{now:020d}-{token_hex(4)}", peers, limit))
     if sources or settings["broadcast"]:
         what = f"Node {node.name} lost another node while the model was copied"
-        tensors = [flat.vector, *flat.frozen.values(), *_buffers(optimizer).values()]
+        tensors = [x, *flat.frozen.values(), *_buffers(optimizer).values()]
         copy_tensors(tensors, sources or [0], peers, what, optimizer.timeout)
-        if not is_finite(flat.vector):
+        if not is_finite(x):
             source = node.name if peers.rank in sources else peers.node_ids[(sources or [0])[0]]
             raise DivergenceError(f"The model of node {source}, which node {node.name} starts from, is not finite.")
     node.step = step
-    optimizer._start(resume=bool(sources))
+    optimizer._start(x, resume=bool(sources))
     if sources:
         copy_memory(optimizer, sources, peers)
     optimizer._begin()
@@ -118,27 +124,31 @@ def averaged_model(optimizer: Decentralized) -> Iterator[None]:
         raise PerronError("averaged_model() is entered already.")
     if optimizer._failure is not None:
         raise optimizer._failure
+    flat = optimizer._flat
     values: dict[str, Tensor] = {}
+    params: dict[str, Tensor] = {f"parameter {place}": param.detach() for place, param in enumerate(flat.params)}
 
     def average() -> None:
         node = optimizer.node
         mean = node.mean(optimizer.algorithm_state.x).wait()
         what = f"Node {node.name} lost another node in the average of step {node.step}"
-        values.update(gather_average(_buffers(optimizer), node.peers, what, optimizer.timeout), vector=mean)
+        values.update(gather_average(_buffers(optimizer), node.peers, what, optimizer.timeout))
+        values.update(zip(params, flat.views(mean), strict=True))
         if not optimizer.asynchronous:  # all nodes have done the same number of steps
             _compare_rates(optimizer, what)
 
     with torch.no_grad():
         if not retry_collective(optimizer, "average", average):
             log.warning("Node %d: members changed, so this is its own model, not the average.", optimizer.node.name)
-            values["vector"] = optimizer.algorithm_state.x
+            values.update(zip(params, flat.views(optimizer.algorithm_state.x), strict=True))
     optimizer._averaging = True
     try:
-        with temporarily_set(_buffers(optimizer) | {"vector": optimizer._flat.vector}, values):
+        with temporarily_set(_buffers(optimizer) | params, values):
+            flat.remember()
             yield
     finally:
         optimizer._averaging = False
-        optimizer._flat.remember()
+        flat.remember()
 
 
 def _compare_rates(optimizer: Decentralized, what: str) -> None:
@@ -153,7 +163,7 @@ def _compare_rates(optimizer: Decentralized, what: str) -> None:
 
 
 def _buffers(optimizer: Decentralized) -> dict[str, Tensor]:
-    """Return the model's buffers, by names that no parameter has."""
+    """Return the model's buffers, by names that no parameter has in `averaged_model`."""
     named = optimizer.model.named_buffers() if optimizer.model is not None else ()
     return {f"buffer {name}": buffer for name, buffer in named}
 

@@ -1,8 +1,10 @@
-"""Parameters as one vector: views of a flat buffer, with checks that nothing else moves or changes them."""
+"""Parameters as one vector, with checks that nothing else moves or changes them."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from functools import reduce
 from typing import Any
 
 import torch
@@ -16,7 +18,10 @@ TORCH_KEYS = {"params", "param_names", "initial_lr", "max_lr", "min_lr", "swa_lr
 
 
 class FlatParameters:
-    """The trainable parameters of an optimizer's groups; they become views of ``vector``.
+    """The trainable parameters of an optimizer's groups as one vector, of at least 32 bits: the widest of their types.
+
+    Each parameter keeps its own memory, type and memory format, so that it is saved like any other. The algorithm's point is
+    the master copy of parameters of 16 bits, which are rounded from it.
 
     Args:
         groups: the optimizer's parameter groups.
@@ -24,6 +29,7 @@ class FlatParameters:
 
     Attributes:
         frozen: the parameters of groups and model that require no gradient, by name. They are copied, but do not change.
+        dtype: the type of the vector.
     """
 
     def __init__(self, groups: Groups, model: nn.Module | None) -> None:
@@ -34,24 +40,32 @@ class FlatParameters:
         known = [param for one in groups for param in one["params"]] + ([] if model is None else _parameters(model))
         self.frozen = {self._names[id(param)]: param for param in known if not param.requires_grad}
         self._check_params()
-        self.vector = torch.cat([param.detach().reshape(-1) for param in self.params])
-        self._views = self.views(self.vector)
-        self.dtype, self.device = self.vector.dtype, self.vector.device
+        self._sizes = [param.numel() for param in self.params]
+        self.dtype = reduce(torch.promote_types, (param.dtype for param in self.params), torch.float32)
+        self.device = self.params[0].device
         self._rates: list[float] = []  # those that are in _lr
-        self._lr = torch.zeros(self.vector.shape if len(groups) > 1 else (), dtype=self.dtype, device=self.device)
-        self._versions: list[int] = []
+        shape = (sum(self._sizes),) if len(groups) > 1 else ()
+        self._lr = torch.zeros(shape, dtype=self.dtype, device=self.device)
+        self._seen: list[tuple[int, int, torch.dtype]] = []
         self._ids = set() if model is None else {id(param) for param in _parameters(model)}
 
     def _check_params(self) -> None:
         if not self.params:
             raise PerronError("None of the parameters requires a gradient.")
         kinds = {(param.dtype, param.device) for param in self.params}
-        if len(kinds) > 1 or not self.params[0].is_floating_point():
+        if len({device for _, device in kinds}) > 1 or not all(dtype.is_floating_point for dtype, _ in kinds):
             shown = ", ".join(sorted(f"{dtype} on {device}" for dtype, device in kinds))
-            raise PerronError(f"All parameters need one floating type and one device; got {shown}.")
+            raise PerronError(f"All parameters need floating types and one device; got {shown}.")
+        first: dict[int, nn.Parameter] = {}
+        for param in self.params:
+            if param.numel() and (other := first.setdefault(param.data_ptr(), param)) is not param:
+                raise PerronError(
+                    f"The parameters {self._names[id(other)]} and {self._names[id(param)]} share memory. To tie them, let both "
+                    "modules have the same Parameter: head.weight = embedding.weight."
+                )
 
     def _split(self, vector: Tensor) -> tuple[Tensor, ...]:
-        return vector.split([param.numel() for param in self.params])  # type: ignore[no-untyped-call]
+        return vector.split(self._sizes)  # type: ignore[no-untyped-call]
 
     def views(self, vector: Tensor) -> list[Tensor]:
         """Return the parts of a vector in the shapes of the parameters."""
@@ -61,22 +75,31 @@ class FlatParameters:
         """Yield each parameter with its group and its part of a vector."""
         yield from zip((groups[index] for index in self._owners), self.params, self._split(vector), strict=True)
 
-    def attach(self) -> None:
-        for param, view in zip(self.params, self._views, strict=True):
-            param.data = view
-        self.remember()
+    def point(self) -> Tensor:
+        """Return the parameters' values as a new vector."""
+        return torch.cat([param.detach().reshape(-1) for param in self.params]).to(self.dtype)
 
-    def assign(self, x: Tensor) -> None:
-        """Set the vector to a point that the caller gives."""
-        if x.shape != self.vector.shape:
-            raise PerronError(f"The model has {self.vector.numel()} parameters; got shape {tuple(x.shape)}.")
-        self.vector.copy_(x)
+    def as_point(self, x: Tensor) -> Tensor:
+        """Return a copy of a vector that the caller gives, in the type and on the device of the parameters' vector."""
+        if x.shape != (sum(self._sizes),):
+            raise PerronError(f"The model has {sum(self._sizes)} parameters; got shape {tuple(x.shape)}.")
+        return x.to(self.device, self.dtype, copy=True)
 
     def show(self, point: Tensor) -> None:
-        """Set the parameters to a point of the algorithm."""
-        self.vector.copy_(point)
-        torch.autograd.graph.increment_version(self.params)  # backward through an old graph stays an error
+        """Set the parameters to a point of the algorithm; backward through an old graph stays an error."""
+        torch._foreach_copy_(tuple(self.params), self.views(point))
         self.remember()
+
+    @contextmanager
+    def placed_in(self, vector: Tensor, direction: Tensor | None = None) -> Iterator[None]:
+        """Within this block the parameters are views of a vector, in its type, and their gradients those of a direction."""
+        own = [(param.data, param.grad) for param in self.params]
+        grads = [None] * len(own) if direction is None else self.views(direction)
+        try:
+            _place(self.params, zip(self.views(vector), grads, strict=True))
+            yield
+        finally:
+            _place(self.params, own)
 
     def learning_rates(self, groups: Groups) -> Tensor:
         """Return the present learning rates: one number, or with several groups one for each entry of the vector."""
@@ -99,6 +122,7 @@ class FlatParameters:
                 "without sparse gradients, as nn.Embedding(..., sparse=False)."
             )
         grad = torch.cat([(torch.zeros_like(p) if p.grad is None else p.grad).reshape(-1) for p in self.params])
+        grad = grad.to(self.dtype)
         if scale is not None:
             grad /= scale
         if any(one["weight_decay"] for one in groups):
@@ -122,7 +146,7 @@ class FlatParameters:
         buffers = self.model.named_buffers() if self.model is not None else ()
         return {
             "the parameters' shapes": [list(param.shape) for param in self.params],
-            "the parameters' type": str(self.dtype),
+            "the parameters' types": [str(param.dtype) for param in self.params],
             "the frozen parameters": [[name, list(p.shape), str(p.dtype)] for name, p in self.frozen.items()],
             "the parameter groups": [
                 {"parameters": len(one["params"])}
@@ -135,7 +159,7 @@ class FlatParameters:
 
     def remember(self) -> None:
         """Accept the parameters' present values as the optimizer's own."""
-        self._versions = [param._version for param in self.params]
+        self._seen = [(param._version, param.data_ptr(), param.dtype) for param in self.params]
 
     def check(self) -> None:
         """Refuse parameters that something other than the optimizer has moved, replaced or changed."""
@@ -147,11 +171,11 @@ class FlatParameters:
             )
         if self.model is not None and {id(p) for p in _parameters(self.model)} != self._ids:
             raise PerronError("The model has other parameters than when the optimizer was made. Make a new one.")
-        for param, view, version in zip(self.params, self._views, self._versions, strict=True):
-            if param.data_ptr() != view.data_ptr() or param.dtype != view.dtype:
+        for param, (version, place, dtype) in zip(self.params, self._seen, strict=True):
+            if param.data_ptr() != place or param.dtype != dtype:
                 raise PerronError(
-                    "A parameter is no longer where the optimizer put it (was the model moved, as with model.to(), after the "
-                    "optimizer was made?). Make the optimizer last."
+                    f"{self._names[id(param)]} is no longer where it was when the optimizer was made (was the model moved, as "
+                    "with model.to(), afterwards?). Make the optimizer last."
                 )
             if param._version != version:
                 raise PerronError(
@@ -168,6 +192,14 @@ def check_rates(groups: Groups) -> None:
             raise PerronError("Decentralized needs a learning rate: pass lr=, or an optimizer of torch as inner=.")
         if not rate > 0 or not decay >= 0:
             raise PerronError(f"Decentralized needs lr > 0 and weight_decay >= 0; got {rate} and {decay}.")
+
+
+def _place(params: list[nn.Parameter], tensors: Iterable[tuple[Tensor, Tensor | None]]) -> None:
+    """Give parameters other memory and gradients, possibly of another type."""
+    for param, (data, grad) in zip(params, tensors, strict=True):
+        param.grad = None  # has to be of the parameter's type at every moment
+        param.data = data
+        param.grad = grad
 
 
 def check_keys(groups: Groups, known: Iterable[str]) -> None:

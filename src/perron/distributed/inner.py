@@ -57,17 +57,10 @@ class TorchMove(Move):
 
     def step(self, memory: Memory, x: Tensor, u: Tensor, lr: Rate) -> tuple[Tensor, Memory]:  # noqa: ARG002
         """Let the optimizer step from x along u, with the learning rates of its groups; lr is not used."""
-        params, vector = self.flat.params, self.flat.vector
-        vector.copy_(x)
-        grads = [param.grad for param in params]
-        for param, part in zip(params, self.flat.views(u), strict=True):
-            param.grad = part
-        try:
+        moved = x.clone()
+        with self.flat.placed_in(moved, u):
             self.optimizer.step()
-        finally:
-            for param, grad in zip(params, grads, strict=True):
-                param.grad = grad
-        return vector - x, memory
+        return moved - x, memory
 
 
 def build_inner(
@@ -178,5 +171,4 @@ def copy_memory(optimizer: Decentralized, sources: Sequence[int], peers: Peers) 
         tensors = {name: torch.empty(shape, dtype=getattr(torch, dtype)) for name, (shape, dtype) in shapes.items()}
     copy_tensors([tensors[name] for name in shapes], sources, peers, what, timeout)
     if peers.rank not in sources:
-        optimizer.inner.load_state_dict(own | {"state": unnamed_state(tensors, plain)})
-        optimizer.share_groups()
+        optimizer.load_groups(own | {"state": unnamed_state(tensors, plain)})

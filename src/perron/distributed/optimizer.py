@@ -55,8 +55,8 @@ class Decentralized(torch.optim.Optimizer):
     """A decentralized algorithm as an optimizer of this process's model.
 
     Args:
-        params: the model, or its parameters or parameter groups (then buffers are not averaged). All parameters have one
-            type and one device; they become views of one flat buffer.
+        params: the model, or its parameters or parameter groups (then buffers are not averaged). All parameters are
+            on one device; those of 16 bits have a master copy of 32 bits in the algorithm's state.
         algorithm: Push-Pull if None.
         graph: the network: a topology's name, a `Graph`, several for a time-varying one, a `Mixing`, or a function of the
             number of nodes. The default sends to one neighbor per step and mixes like the full exponential graph.
@@ -87,6 +87,7 @@ class Decentralized(torch.optim.Optimizer):
 
     node: DistributedNode
     algorithm_state: Any = None
+    last: Tensor  # the last gradient
     _step_supports_amp_scaling = True  # a step that GradScaler skips would leave neighbors waiting
 
     def __init__(
@@ -139,15 +140,14 @@ class Decentralized(torch.optim.Optimizer):
         self._failure: PerronError | None = None
         self._averaging = self.joined = False
         self.gradients_received = self.skipped = self._calls = 0
-        self.run_id, self.last = "", torch.zeros_like(self._flat.vector)
+        self.run_id = ""
         self.changes: list[Change] = []
         self._recovery = None if member is None else Recovery(self, member)
         with torch.no_grad():
             if self._recovery is None:
-                assemble(self, FixedPeers(group))
+                assemble(self, FixedPeers(group), self._flat.point())
             else:
                 self._recovery.start()
-        self._flat.attach()
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
@@ -222,9 +222,8 @@ class Decentralized(torch.optim.Optimizer):
             self.node.step += 1
             self._begin()
 
-    def _start(self, *, resume: bool = False) -> None:
-        """Restart the algorithm from the present parameters; ``resume`` keeps what its move remembers of the gradients."""
-        x = self._flat.vector.clone()
+    def _start(self, x: Tensor, *, resume: bool = False) -> None:
+        """Restart the algorithm from the model x; ``resume`` keeps what its move remembers of the gradients."""
         if resume and self.algorithm_state is not None:
             self.algorithm_state = self.algorithm.resume(self.algorithm_state, x, self._world)
         else:
@@ -253,15 +252,15 @@ class Decentralized(torch.optim.Optimizer):
     @torch.no_grad()
     def reset(self) -> None:
         """Restart the algorithm from the model's present parameters, as after loading weights into it; on every node."""
-        self._settle()
-        self._start()
-        self._begin()
+        self.set_parameters(self._flat.point())
 
     @torch.no_grad()
     def set_parameters(self, x: Tensor) -> None:
         """Restart the algorithm from the model ``x``, one flat vector; on every node."""
-        self._flat.assign(x)
-        self.reset()
+        point = self._flat.as_point(x)
+        self._settle()
+        self._start(point)
+        self._begin()
 
     def close(self) -> None:
         """Wait for the messages in flight. Call it at the end, after the same number of steps on every node."""
@@ -295,12 +294,17 @@ class Decentralized(torch.optim.Optimizer):
         """Resume where `state_dict` was taken: the same algorithm, network, node and model."""
         state, last, step = unpack_state(self, state_dict.get("perron"))
         self._settle()
-        load = super().load_state_dict if self.inner is None else self.inner.load_state_dict
-        load({name: value for name, value in state_dict.items() if name != "perron"})
-        self.share_groups()
+        self.load_groups({name: value for name, value in state_dict.items() if name != "perron"})
         self.algorithm_state, self.last, self.node.step = state, last, step
         with torch.no_grad():
             self._begin()
+
+    def load_groups(self, state_dict: dict[str, Any]) -> None:
+        """Load groups and state of torch's part; moments get the type of the vector, in which the inner optimizer moves it."""
+        load = super().load_state_dict if self.inner is None else self.inner.load_state_dict
+        with self._flat.placed_in(self._flat.point()):
+            load(state_dict)
+        self.share_groups()
 
     def share_groups(self) -> None:
         """Make the inner optimizer's groups and state those of this one."""

@@ -31,12 +31,12 @@ def unpack_state(optimizer: Decentralized, packed: dict[str, Any] | None) -> tup
     for name, value in _identity(optimizer).items():
         if packed[name] != value:
             raise PerronError(f"The saved state has {name} {packed[name]}, this optimizer {value}; they must be equal.")
-    kind, device = type(optimizer.algorithm_state), optimizer.last.device
-    shapes = {name: tuple(value.shape) for name, value in optimizer.algorithm_state._asdict().items()}
+    current = optimizer.algorithm_state._asdict()
+    shapes = {name: tuple(value.shape) for name, value in current.items()}
     if {name: tuple(value.shape) for name, value in packed["state"].items()} != shapes:
         raise PerronError(f"The saved state does not fit this model: it needs {shapes}.")
-    state = kind(**{name: packed["state"][name].to(device).clone() for name in shapes})
-    return state, packed["last"].to(device).clone(), packed["step"]
+    state = {name: packed["state"][name].to(value, copy=True) for name, value in current.items()}
+    return type(optimizer.algorithm_state)(**state), packed["last"].to(optimizer.last, copy=True), packed["step"]
 
 
 def _identity(optimizer: Decentralized) -> dict[str, Any]:

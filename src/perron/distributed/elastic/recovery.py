@@ -125,11 +125,10 @@ class Recovery:
             rank, members = generation.rank, generation.members
             self._activities = {(member.phase, member.step) for member in members}
             sources, furthest = sources_of(members)
-            if self._has_model:
-                optimizer._flat.vector.copy_(optimizer.algorithm_state.x)
+            x = optimizer.algorithm_state.x.clone() if self._has_model else optimizer._flat.point()
             self._has_model = self._has_model and rank in sources
             try:
-                self._assemble(generation, sources, furthest)
+                self._assemble(generation, x, sources, furthest)
                 break
             except NetworkError as another:
                 error = another
@@ -145,8 +144,8 @@ class Recovery:
             log.warning("%s", optimizer.changes[-1])
         return rank not in sources
 
-    def _assemble(self, generation: Generation, sources: list[int], step: int) -> None:
-        """Form the network of a generation; sources are the ranks with a model to continue with."""
+    def _assemble(self, generation: Generation, x: Tensor, sources: list[int], step: int) -> None:
+        """Form the network of a generation from this node's model x; sources are the ranks with a model to continue with."""
         optimizer = self.optimizer
         weights, seed, mixing = optimizer._settings["weights"], optimizer._settings["seed"], None
         if sources or generation.size != self.membership.size:
@@ -156,7 +155,7 @@ class Recovery:
         if sources:
             self._copy_groups(generation, sources)
         try:
-            assemble(optimizer, generation, mixing, sources, step)
+            assemble(optimizer, generation, x, mixing, sources, step)
         except DisagreementError as error:
             if generation.rank in sources and len(sources) < generation.size:  # the node that joined has to leave
                 raise NetworkError(str(error)) from None
