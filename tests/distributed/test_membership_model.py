@@ -158,13 +158,18 @@ def test_newcomers_wait_while_members_average():
     assert found.excluded == {"2.2": "the members are busy (average)"}
 
 
-def test_those_who_cannot_reach_each_other_are_not_together():
+def test_broken_pairs_are_avoided():
     everybody = [f"{node}.1" for node in range(4)]
     broken = {("0.1", "2.1"): "no way", ("1.1", "2.1"): "no way"}
     found = decide(view(registered=everybody, broken=broken))
-    assert members_of(found) == ["0.1", "1.1", "3.1"]
-    assert found.excluded == {"2.1": "no way"}
-    assert found.absent == ("2.1",)
+    assert members_of(found) == everybody
+    assert set(found.broken) == set(broken)
+    assert Decision.from_json(found.to_json()) == found
+    alone = decide(view(registered=everybody, broken=broken | {("2.1", "3.1"): "no way"}))
+    assert members_of(alone) == ["0.1", "1.1", "3.1"]
+    assert alone.excluded == {"2.1": "no way"}
+    assert alone.absent == ("2.1",)
+    assert alone.broken == ()
     every = {(one, other): "no way" for one in everybody for other in everybody if one < other}
     assert "Quorum lost: 1 of 4" in decide(view(registered=everybody, broken=every))
 

@@ -10,7 +10,7 @@ from kinds import Training, group
 from perron.distributed.collective import assemble
 from perron.distributed.consistency import gather_texts
 from perron.distributed.elastic.generation import Generation
-from perron.distributed.elastic.protocol import Member
+from perron.distributed.elastic.protocol import Decision, Member
 from perron.distributed.optimizer import Decentralized
 from perron.distributed.process_group import FixedPeers
 
@@ -22,7 +22,7 @@ def test_a_collective_waits_as_long_as_it_is_told(tmp_path):
     store, ready = dist.FileStore(str(tmp_path / "store"), 2), threading.Barrier(2)
 
     def come(rank, late):
-        generation = Generation(0, members, str(rank), {})
+        generation = Generation(Decision(0, tuple(members)), str(rank), {})
         ready.wait()
         generation.connect(dist.PrefixStore("generation", store), 3.0)
         time.sleep(late)

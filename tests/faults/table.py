@@ -95,7 +95,7 @@ ROWS = {
     32: Fault("only one node has the model, and pauses", "3 nodes: one stopped for 5 s, two killed and restarted",
               "the newcomers wait for it; training continues with its model"),
     33: Fault("one direction of one link is cut", "four network namespaces on a switch, one sends to a wrong address",
-              "pair and direction are named; training continues"),
+              "pair and direction are named; all continue without this pair"),
     34: Fault("numbers between nodes that are not finite", "NaN or infinity in a message before a save, a state, a checkpoint",
               "named with sender, edge and step; not saved, not loaded; resumed bit for bit from the one before"),
     35: Fault("an elastic training diverges", "learning rate 20 times too large",

@@ -47,8 +47,10 @@ class Store(dict):
 class Generation:
     """As much of a generation as the heartbeat knows, and how far each member is in it."""
 
-    def __init__(self, number, members):
-        self.number, self.members, self.ended, self.stepped = number, members, "", False
+    def __init__(self, decision):
+        self.number, self.members, self.ended, self.stepped = decision.number, decision.members, "", False
+        nodes = {member.name: member.node for member in decision.members}
+        self.avoided = [{nodes[one], nodes[other]} for one, other in decision.broken]
 
     def end(self, why):
         self.ended = self.ended or why
@@ -134,7 +136,7 @@ class Process:
                 yield from self.world.answer()
                 decision = rendezvous.poll()
                 yield
-            self.generation = Generation(decision.number, decision.members)
+            self.generation = Generation(decision)
             self.heartbeat.watch(decision.names)
             self.heartbeat.generation = self.generation
             ranks, furthest = sources(decision.members)
@@ -194,7 +196,7 @@ class World:
         here.add(process.name)
         names = {member.name for member in generation.members}
         nodes = {member.node for member in generation.members}
-        blocked = any(pair <= nodes for pair in map(set, self.cut))
+        blocked = any(pair <= nodes and pair not in generation.avoided for pair in map(set, self.cut))
         return names <= here and not blocked
 
     # ---- the model

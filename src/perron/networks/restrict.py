@@ -1,8 +1,8 @@
-"""The network on a subset of its nodes."""
+"""The network on a subset of its nodes, or without some of its links."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -45,3 +45,32 @@ def restrict(mixing: Mixing, kept: Sequence[int]) -> Mixing:
 
     pulls, pushes = mixing.sequences
     return Mixing(pull=complement(pulls, 1), push=complement(pushes, 0))
+
+
+def avoid(mixing: Mixing, pairs: Collection[Iterable[int]]) -> Mixing:
+    """Remove the links between pairs of nodes, in both directions, at all times.
+
+    The weight of a removed link goes to the receiver's own weight in A, and to the sender's own in B, so that sums stay one, and
+    symmetric matrices symmetric. The result need not be connected.
+
+    >>> from perron.networks import topologies
+    >>> avoid(Mixing.uniform(topologies.complete(3)), [(0, 1)]).pull.round(2).tolist()
+    [[0.67, 0.0, 0.33], [0.0, 0.67, 0.33], [0.33, 0.33, 0.33]]
+    """
+    if not pairs:
+        return mixing
+
+    def without(matrices: Sequence[Any], axis: int) -> list[Any] | None:
+        changed = []
+        for matrix in matrices:
+            full = to_dense(matrix).copy()
+            for one, other in pairs:
+                for i, j in ((one, other), (other, one)):
+                    end = (i, j)[axis]
+                    full[end, end] += full[i, j]
+                    full[i, j] = 0
+            changed.append(full)
+        return changed or None
+
+    pulls, pushes = mixing.sequences
+    return Mixing(pull=without(pulls, 0), push=without(pushes, 1))

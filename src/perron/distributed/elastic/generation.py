@@ -7,6 +7,7 @@ that thread and its context.
 from __future__ import annotations
 
 import atexit
+import os
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -16,8 +17,10 @@ from queue import SimpleQueue
 from typing import Any, NamedTuple
 
 import torch.distributed as dist
+from torch import Tensor
 
-from perron.distributed.elastic.protocol import Member
+from perron.distributed.elastic.protocol import Decision
+from perron.distributed.elastic.tree import Tree
 from perron.distributed.process_group import TIMEOUT, Description, Peers, Transfer, first_line, post_to, wait
 from perron.distributed.store import STORE_ERRORS
 from perron.errors import NetworkError, listed
@@ -49,19 +52,22 @@ class Generation(Peers):
         number: k.
         members: in the order of their nodes.
         lost: for each node of generation k - 1 that is missing, why.
+        broken: the pairs of ranks that cannot reach each other.
         ended: why it ended; empty until then.
         stepped: whether this process has made a step in it.
     """
 
-    def __init__(self, number: int, members: Sequence[Member], name: str, lost: dict[int, str]) -> None:
-        self.number, self.members, self.lost = number, members, lost
-        self.node_ids = [member.node for member in members]
-        self.rank, self.size = [member.name for member in members].index(name), len(members)
+    def __init__(self, decision: Decision, name: str, lost: dict[int, str]) -> None:
+        self.number, self.members, self.lost = decision.number, decision.members, lost
+        self.node_ids = [member.node for member in self.members]
+        self.rank, self.size = decision.names.index(name), len(self.members)
+        self.broken = {frozenset(decision.names.index(end) for end in pair) for pair in decision.broken}
+        self._tree = Tree(self.post, self.rank, self.size, self.broken) if self.broken else None
         self.ended, self.stepped = "", False
         self._changed = threading.Condition()
         self._jobs: SimpleQueue[_Job | None] = SimpleQueue()
         self.group: Any = None
-        waiter = threading.Thread(target=self._serve, name=f"perron generation {number}", daemon=True)
+        waiter = threading.Thread(target=self._serve, name=f"perron generation {self.number}", daemon=True)
         waiter.start()
         _waiters[:] = [*(thread for thread in _waiters if thread.is_alive()), waiter]
 
@@ -71,11 +77,15 @@ class Generation(Peers):
         return any(member.phase not in ("start", "load") for member in self.members)
 
     def connect(self, store: Any, timeout: float) -> None:
-        """Create the gloo context."""
+        """Create the gloo context. If pairs are broken, only those that exchange messages connect, when they do."""
+        seconds = timedelta(seconds=timeout)
 
         def create() -> None:
             try:
-                self.group = dist.ProcessGroupGloo(store, self.rank, self.size, timedelta(seconds=timeout))
+                if not self.broken:
+                    self.group = dist.ProcessGroupGloo(store, self.rank, self.size, seconds)
+                else:
+                    self.group = dist.ProcessGroupGloo(store, self.rank, self.size, _lazy_options(seconds))
             except STORE_ERRORS as error:
                 raise NetworkError(f"The members could not connect: {first_line(error)}.") from None
 
@@ -94,6 +104,21 @@ class Generation(Peers):
 
     def post(self, transfers: list[Transfer]) -> list[Any]:
         return post_to(self.group, transfers)
+
+    # gloo's collectives use pairs of its own choice.
+
+    def all_reduce(self, tensor: Tensor, op: Any = dist.ReduceOp.SUM, *, timeout: float = TIMEOUT) -> Any:
+        return self._tree.all_reduce(tensor, op) if self._tree else super().all_reduce(tensor, op, timeout=timeout)
+
+    def all_gather(self, tensors: list[Tensor], tensor: Tensor, *, timeout: float = TIMEOUT) -> Any:
+        return (
+            self._tree.all_gather(tensors, tensor)
+            if self._tree
+            else super().all_gather(tensors, tensor, timeout=timeout)
+        )
+
+    def broadcast(self, tensor: Tensor, root: int, *, timeout: float = TIMEOUT) -> Any:
+        return self._tree.broadcast(tensor, root) if self._tree else super().broadcast(tensor, root, timeout=timeout)
 
     def finish(self, works: Sequence[tuple[Any, Description]], timeout: float = TIMEOUT) -> None:
         """Wait for all handles; an error if one fails, or as soon as the generation ends."""
@@ -127,6 +152,16 @@ class Generation(Peers):
                 job.calls.clear()
                 self._changed.notify_all()
         self.group = None  # its destructor may wait for threads of its own, so not in the main thread
+
+
+def _lazy_options(timeout: timedelta) -> Any:
+    """Return options by which pairs connect when they first exchange a message."""
+    kind: Any = dist.ProcessGroupGloo
+    options = kind._Options()
+    interface = os.environ.get("GLOO_SOCKET_IFNAME", "").partition(",")[0]
+    device = kind.create_device(interface=interface, lazy_init=True) if interface else None
+    options._devices, options._timeout = [device or kind.create_default_device(lazy_init=True)], timeout
+    return options
 
 
 class _Job:

@@ -77,7 +77,7 @@ class Membership:
             try:
                 decision, last = self._agree(Member(self.node, self.name, fresh, phase, step), why)
                 lost = self._lost([member for member in last.members if member.name not in decision.names], decision)
-                self.generation = Generation(decision.number, decision.members, self.name, lost)
+                self.generation = Generation(decision, self.name, lost)
                 self._heartbeat.watch(decision.names)
                 self._heartbeat.generation = self.generation
                 shared = PrefixStore(f"generation/{decision.number}/gloo", self.store.clone())

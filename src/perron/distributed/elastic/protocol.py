@@ -13,8 +13,8 @@ Every one of them may write the `Decision` about its members, and the first one 
 4. While members run a collective operation such as the final average, newcomers wait for the generation after that.
 5. A newcomer interrupts a generation only after its first step, or if one of its members is lost.
 6. After a member has finished, newcomers are sent away: a finished training does not start again.
-7. Processes that cannot reach each other are not members of one generation. The largest set of processes in which all reach
-   each other continues.
+7. Pairs of processes that cannot reach each other do not exchange messages. The largest set of processes that are connected by
+   the other pairs continues.
 8. A failure, such as divergence, ends the training for all.
 
 A process is known to be dead if its launcher saw it end, or if it said so itself. Otherwise it is only silent.
@@ -23,7 +23,6 @@ A process is known to be dead if its launcher saw it end, or if it said so itsel
 from __future__ import annotations
 
 import json
-from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
@@ -58,13 +57,15 @@ class Decision(NamedTuple):
     """The members of a generation.
 
     ``absent`` are the names of processes that were members earlier, and are neither members now nor known to be dead: they may
-    hold a model. ``excluded`` says of registered processes, by name, why they are not members.
+    hold a model. ``excluded`` says of registered processes, by name, why they are not members. ``broken`` are the pairs of
+    members, by name, that cannot reach each other.
     """
 
     number: int = -1
     members: tuple[Member, ...] = ()
     absent: tuple[str, ...] = ()
     excluded: Mapping[str, str] = {}
+    broken: tuple[tuple[str, str], ...] = ()
 
     @property
     def names(self) -> list[str]:
@@ -79,7 +80,7 @@ class Decision(NamedTuple):
     def from_json(cls, text: bytes | str) -> Decision:
         fields = json.loads(text)
         fields["members"] = tuple(Member(**member) for member in fields["members"])
-        return cls(**fields | {"absent": tuple(fields["absent"])})
+        return cls(**fields | {"absent": tuple(fields["absent"]), "broken": tuple(map(tuple, fields["broken"]))})
 
 
 class View(NamedTuple):
@@ -142,24 +143,23 @@ def decide(view: View) -> Decision | str:
     if view.assembled and names.isdisjoint(holders) and absent:
         states = listed(f"{name} ({excluded.get(name, status[name].text)})" for name in absent)
         return f"No process that registered has the model; these may have it: {states}"
-    return Decision(last.number + 1, tuple(members), tuple(absent), excluded)
+    broken = tuple(pair for pair in view.broken if names >= set(pair))
+    return Decision(last.number + 1, tuple(members), tuple(absent), excluded, broken)
 
 
 def unreachable(chosen: Mapping[str, Member], view: View) -> dict[str, str]:
-    """Return processes without which all others reach each other (few, not always the fewest), each with the reason."""
-    broken = {pair: why for pair, why in view.broken.items() if chosen.keys() >= set(pair)}
-    excluded: dict[str, str] = {}
-    while broken:
-        count = Counter(name for pair in broken for name in pair)
-
-        def cost(name: str) -> tuple[int, bool, int]:
-            newcomer = chosen[name].fresh or name not in view.last.names
-            return count[name], newcomer, chosen[name].node  # noqa: B023 - is called in this round only
-
-        worst = max(count, key=cost)
-        excluded[worst] = next(why for pair, why in broken.items() if worst in pair)
-        broken = {pair: why for pair, why in broken.items() if worst not in pair}
-    return excluded
+    """Return the processes outside the largest set that is connected by pairs which reach each other, each with a reason."""
+    left, largest = dict(chosen), list[str]()
+    while left:
+        part, queue = [], [next(iter(left))]
+        while queue:
+            name = queue.pop()
+            if left.pop(name, None) is not None:
+                part.append(name)
+                queue += [other for other in left if (min(name, other), max(name, other)) not in view.broken]
+        largest = max(largest, part, key=lambda names: (len(names), sum(name in view.last.names for name in names)))
+    reasons = {name: why for pair, why in view.broken.items() for name in pair}
+    return {name: reasons[name] for name in chosen if name not in largest}
 
 
 def may_interrupt(last: Decision, status: Mapping[str, Status], *, stepped: bool) -> bool:

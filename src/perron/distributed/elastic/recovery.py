@@ -11,7 +11,7 @@ import json
 import logging
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -30,7 +30,7 @@ from perron.networks.builder import NetworkLike, build_network
 from perron.networks.facts import Network
 from perron.networks.graph import Graph
 from perron.networks.mixing import Mixing
-from perron.networks.restrict import restrict
+from perron.networks.restrict import avoid, restrict
 
 if TYPE_CHECKING:
     from perron.distributed.optimizer import Decentralized
@@ -148,9 +148,14 @@ class Recovery:
         """Form the network of a generation from this node's model x; sources are the ranks with a model to continue with."""
         optimizer = self.optimizer
         weights, seed, mixing = optimizer._settings["weights"], optimizer._settings["seed"], None
-        if sources or generation.size != self.membership.size:
+        if sources or generation.size != self.membership.size or generation.broken:
             mixing = rebuild_network(
-                optimizer._graph, generation.node_ids, optimizer.algorithm, weights=weights, seed=seed
+                optimizer._graph,
+                generation.node_ids,
+                optimizer.algorithm,
+                weights=weights,
+                seed=seed,
+                broken=generation.broken,
             )
         if sources:
             self._copy_groups(generation, sources)
@@ -179,8 +184,9 @@ def rebuild_network(
     *,
     weights: str = "uniform",
     seed: int = 0,
+    broken: Collection[frozenset[int]] = (),
 ) -> Mixing:
-    """Return a network for the present members.
+    """Return a network for the present members, without links between ``broken`` pairs of them, given by their ranks.
 
     A topology's name or a function makes one of the new size; a fixed `Graph` or `Mixing` is restricted to the members. Where
     that is impossible (a hypercube of five nodes) or the algorithm refuses the result, the one-peer exponential graph is used,
@@ -198,7 +204,7 @@ def rebuild_network(
     builders: list[Callable[[], Mixing]] = [resized, *(partial(build_network, name, size) for name in FALLBACKS)]
     for build in builders:
         try:
-            mixing = build()
+            mixing = avoid(build(), broken)
             if algorithm is not None:
                 algorithm.check(Network(mixing))
             return mixing

@@ -156,7 +156,8 @@ class Rendezvous:
         if not may_interrupt(self.last, statuses, stepped=stepped):
             return "the members have not made a step since the last change"
         names = [name for name in self.last.names if statuses[name].kind == ALIVE]
-        if unreachable := self.probe(names)["unreachable"]:
+        unreachable = self.probe(names)["unreachable"]
+        if unreachable and len(unreachable) == len(names):
             self._arrived, self.delay = now, min(2 * max(self.delay, FIRST_DELAY), LONGEST_DELAY)
             nodes = [member.node for member in self.last.members if member.name in unreachable]
             return f"it cannot reach node {listed(nodes)}"
@@ -187,10 +188,12 @@ class Rendezvous:
             refuse_finished(self.store, self.me.node)  # after the statuses: a member writes this first, then its status
         waited = now - self._began
         finished, assembled = (bool(self._read(name)) for name in ("finished", "assembled"))
-        view = View(self.last, found, statuses, self.size, assembled, waited < self.timeout, finished)
+        known = dict.fromkeys(self.last.broken, "they could not reach each other before")
+        view = View(self.last, found, statuses, self.size, assembled, waited < self.timeout, finished, known)
         outcome = decide(view)
-        if isinstance(outcome, Decision) and found.keys() >= set(self.last.names) and self.last.names:
-            # No member is lost, so something else is wrong: find out which pairs can exchange messages.
+        suspicious = isinstance(outcome, Decision) and found.keys() >= set(self.last.names) and self.last.names
+        if suspicious or (self.last.broken and waited > SETTLE_SECONDS):
+            # No member is lost, so something else is wrong; or broken pairs may work again: find out which ones.
             broken = self._broken_pairs(key, [name for name in found if statuses[name].kind == ALIVE], now)
             outcome = decide(view._replace(broken=broken)) if broken is not None else "Not all tested their connections"
         if isinstance(outcome, Decision) and now - self._changed >= SETTLE_SECONDS:
