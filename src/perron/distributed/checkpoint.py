@@ -96,7 +96,7 @@ def save(folder: str | Path, optimizer: Decentralized, *, notes: dict[str, Any] 
         tensors |= {f"{BUFFER}{name}": buffer for name, buffer in optimizer.model.named_buffers()}
     if wrong := find_nonfinite(tensors, optimizer.infinite_buffers):
         where = f"Node {optimizer.node.name} has diverged: after step {now.step}, it is not finite in {wrong}"
-        why = f"{where}. This is not saved; earlier checkpoints are kept. Lower lr or clip gradients."
+        why = f"{where}. This is not saved; earlier checkpoints are kept. Lower lr, or pass clip=."
         raise diverged(optimizer, DivergenceError(why))
     facts = {"format": FORMAT} | {name: own[name] for name in IDENTITY}
     facts |= {"notes": notes or {}, "param_groups": state["param_groups"], "inner": plain}

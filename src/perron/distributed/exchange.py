@@ -98,7 +98,7 @@ class Exchange(Handle):
         overwritten = [one.source for one in received if one.tensor.data_ptr() == self.result.data_ptr()]
         intact = [one for one in received if one.source not in overwritten]
         sources = [one.source for one in intact if not is_finite(one.tensor)]
-        remedy = "Lower lr or clip gradients. Start again to resume from the last checkpoint, which is finite."
+        remedy = "Lower lr, or pass clip=. Start again to resume from the last checkpoint, which is finite."
         if not is_finite(self.tensor):
             return DivergenceError(
                 f"Node {name} has diverged: its own part of the {self} {where} is not finite. {remedy}"
