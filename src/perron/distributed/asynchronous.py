@@ -102,9 +102,7 @@ class Inbox(_Link):
             message = torch.empty_like(self.like)
             self.transfer(message, sent=False)
             if not is_finite(message):
-                raise DivergenceError(
-                    f"{self.what}: the numbers that it sent are not finite. Lower lr, or pass clip=."
-                )
+                raise DivergenceError(f"{self.what}: the numbers that it sent are not finite. Lower lr, or pass clip=.")
             self.newest, last = message[:-1], bool(message[-1])
 
 
