@@ -4,6 +4,7 @@ import threading
 import time
 
 import pytest
+import torch
 import torch.distributed as dist
 from kinds import Training, group
 
@@ -43,5 +44,6 @@ def test_names_of_trainings_only_grow(tmp_path, monkeypatch):
         optimizer: Decentralized = Training(tmp_path).optimizer
         before = optimizer.run_id
         monkeypatch.setattr("perron.distributed.collective.time.time_ns", lambda: 10**18)  # it was set back
-        assemble(optimizer, FixedPeers(), optimizer.node.mixing)
+        with torch.no_grad():
+            assemble(optimizer, FixedPeers(), optimizer._flat.point(), optimizer.node.mixing)
         assert optimizer.run_id > before

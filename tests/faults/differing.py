@@ -18,7 +18,7 @@ FIELDS = {
     "the network": {"graph": NETWORK}, "weights": {"weights": "metropolis"}, "seed": {"seed": 9}, "lr": {"lr": 0.5},
     "weight_decay": {"weight_decay": 0.1}, "wire": {"wire": "bf16"}, "broadcast": {"broadcast": False},
     "timeout": {"timeout": 61.0}, "nonfinite": {"nonfinite": "skip"}, "the parameters' shapes": {"width": 21},
-    "the parameters' type": {"dtype": torch.float64},
+    "the parameters' types": {"dtype": torch.float64},
     "the buffers": {"norm": True}, "the version of perron": {"perron": "9.9"}, "the version of torch": {"torch": "9.9"},
 }  # fmt: skip
 
