@@ -2,11 +2,15 @@
 
 import ast
 import json
+import os
 import subprocess
 import sys
 import time
 import traceback
 from pathlib import Path
+
+import torch
+import torch.distributed as dist
 
 HERE = Path(__file__).parent
 HANG = 600.0  # seconds that nothing takes unless it hangs, not even on a machine with much else to do
@@ -75,6 +79,16 @@ def run_checks(script, n, folder, names):
             if results[name]:
                 break
     return results
+
+
+def run_group(namespace):
+    """The main of a script of checks: join the others, run the checks, and exit."""
+    rank, n, folder = sys.argv[1:4]
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=int(rank), world_size=int(n))
+    report_checks(namespace)
+    sys.stdout.flush()
+    os._exit(0)  # without waiting for operations that a failed check left in flight
 
 
 def report_checks(namespace):

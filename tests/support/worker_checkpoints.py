@@ -1,6 +1,5 @@
 """One process of the tests of checkpoints. Started by test_optimizer.py."""
 
-import os
 import re
 import shutil
 import sys
@@ -9,7 +8,7 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from processes import report_checks
+from processes import run_group
 from torch import nn
 
 import perron
@@ -190,7 +189,4 @@ def check_unfinished_saves_of_different_trainings_do_not_mix():
 
 
 if __name__ == "__main__":
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{FOLDER}/store", rank=RANK, world_size=SIZE)
-    report_checks(globals())
-    os._exit(0)
+    run_group(globals())

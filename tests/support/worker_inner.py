@@ -1,15 +1,12 @@
 """One process of the tests of moves and inner optimizers: plain PyTorch code, check by check. Started by test_inner.py."""
 
 import gc
-import os
-import sys
 import weakref
 from dataclasses import replace
 from functools import partial
 
 import torch
-import torch.distributed as dist
-from processes import report_checks
+from processes import run_group
 from worker_training import (
     FOLDER,
     LR,
@@ -302,8 +299,4 @@ def check_inner_optimizers_that_are_freed():
 
 
 if __name__ == "__main__":
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{FOLDER}/store", rank=RANK, world_size=SIZE)
-    report_checks(globals())
-    sys.stdout.flush()
-    os._exit(0)  # without waiting for operations that a failed check left in flight
+    run_group(globals())

@@ -1,18 +1,15 @@
 """One process of the tests of frozen parameters, groups, types and files of models. Started by test_real_models.py."""
 
 import logging
-import os
-import sys
 from copy import deepcopy
 from functools import partial
 
 import safetensors.torch
 import torch
-import torch.distributed as dist
-from processes import report_checks
+from processes import run_group
 from torch import nn
 from worker_inner import ADAMW, torch_adamw
-from worker_training import FOLDER, LR, MIXING, RANK, SEED, SIZE, Loss, close, refused, simulated, trained
+from worker_training import FOLDER, LR, MIXING, RANK, SEED, Loss, close, refused, simulated, trained
 
 from perron import PushPull
 from perron.distributed.checkpoint import load, save
@@ -272,8 +269,4 @@ def check_masters_and_moments_are_saved():
 
 
 if __name__ == "__main__":
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{FOLDER}/store", rank=RANK, world_size=SIZE)
-    report_checks(globals())
-    sys.stdout.flush()
-    os._exit(0)  # without waiting for operations that a failed check left in flight
+    run_group(globals())

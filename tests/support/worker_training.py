@@ -1,7 +1,6 @@
 """One process of the optimizer's tests: plain PyTorch code, check by check. Started by test_optimizer.py."""
 
 import gc
-import os
 import sys
 import time
 from pathlib import Path
@@ -9,7 +8,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 import worker_parity
-from processes import report_checks
+from processes import run_group
 from torch import nn
 
 import perron
@@ -497,8 +496,4 @@ def check_clipping():
 
 
 if __name__ == "__main__":
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{FOLDER}/store", rank=RANK, world_size=SIZE)
-    report_checks(globals())
-    sys.stdout.flush()
-    os._exit(0)  # without waiting for operations that a failed check left in flight
+    run_group(globals())

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -81,6 +83,26 @@ class PushPull(Moving):
 
     def conserved(self, state: Any, network: Network) -> dict[str, Tensor]:
         return {"1'y - 1'grad": (state.y - state.grad).sum(-2)} | weights_sum(state)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PushPullUpdate(Moving):
+    """Base of the methods whose update is Push-Pull's, on matrices of another kind."""
+
+    @cached_property
+    @abstractmethod
+    def _push_pull(self) -> PushPull:
+        """Push-Pull in the order of the method, with its move."""
+
+    def init(self, x: Tensor, node: Node) -> Any:
+        """As Push-Pull."""
+        return self._push_pull.init(x, node)
+
+    def step(self, state: Any, node: Node, lr: Rate) -> Step:
+        return (yield from self._push_pull.step(state, node, lr))
+
+    def conserved(self, state: Any, network: Network) -> dict[str, Tensor]:
+        return self._push_pull.conserved(state, network)
 
 
 def weights_sum(state: Any) -> dict[str, Tensor]:

@@ -4,19 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Literal
+from typing import Literal
 
-from torch import Tensor
-
-from perron.algorithms.base import About, Rate, Step
-from perron.algorithms.moves import Moving
-from perron.algorithms.node import Node
-from perron.algorithms.push_pull import PushPull
-from perron.networks.facts import Network
+from perron.algorithms.base import About
+from perron.algorithms.push_pull import PushPull, PushPullUpdate
 
 
 @dataclass(frozen=True, kw_only=True)
-class TreePushPull(Moving):
+class TreePushPull(PushPullUpdate):
     """Spanning-tree Push-Pull (STPP); on a B-ary tree it is BTPP. The model to use is the root's.
 
     y = C y + grad(x) - grad(x_prev)     x+ = R (x - lr y)          R, C = Mixing.spanning_trees(graph)
@@ -41,13 +36,3 @@ class TreePushPull(Moving):
     @cached_property
     def _push_pull(self) -> PushPull:
         return PushPull(order="pu", move=self.move)
-
-    def init(self, x: Tensor, node: Node) -> Any:
-        """As Push-Pull."""
-        return self._push_pull.init(x, node)
-
-    def step(self, state: Any, node: Node, lr: Rate) -> Step:
-        return (yield from self._push_pull.step(state, node, lr))
-
-    def conserved(self, state: Any, network: Network) -> dict[str, Tensor]:
-        return self._push_pull.conserved(state, network)

@@ -16,7 +16,7 @@ from perron.algorithms.base import About, Algorithm, Rate, Step
 from perron.algorithms.centralized import ModelState
 from perron.algorithms.moves import Moving, extend
 from perron.algorithms.node import Node
-from perron.algorithms.push_pull import PushPull
+from perron.algorithms.push_pull import PushPull, PushPullUpdate
 from perron.errors import MixingError
 from perron.networks.facts import Network
 
@@ -57,7 +57,7 @@ class DSGD(Moving):
 
 
 @dataclass(frozen=True, kw_only=True)
-class GradientTracking(Moving):
+class GradientTracking(PushPullUpdate):
     """Gradient tracking over W, which is Push-Pull with A = B = W: DIGing (cta), NEXT / SONATA (pu), Aug-DGM (atc).
 
     cta:  y = W y + grad(x) - grad(x_prev)      x+ = W x - lr y
@@ -83,16 +83,6 @@ class GradientTracking(Moving):
     @cached_property
     def _push_pull(self) -> PushPull:
         return PushPull(order=self.order, move=self.move)
-
-    def init(self, x: Tensor, node: Node) -> Any:
-        """As Push-Pull."""
-        return self._push_pull.init(x, node)
-
-    def step(self, state: Any, node: Node, lr: Rate) -> Step:
-        return (yield from self._push_pull.step(state, node, lr))
-
-    def conserved(self, state: Any, network: Network) -> dict[str, Tensor]:
-        return self._push_pull.conserved(state, network)
 
 
 class DiffusionState(NamedTuple):

@@ -1,15 +1,19 @@
 """The rendezvous: how a process registers for the next generation and learns its members, by polling the store.
 
-heartbeat/NAME            a counter that rises with every heartbeat, or the final status: "finished" or "gone: ..."
-generation/3/registered   the processes that registered for generation 3, a line of JSON each
-generation/3/reach/NAME   which of the others this process cannot reach, and which it hears; if this was tested
-generation/3/members      the decision
-generation/3/end          why it ended
-latest                    the number of a decided generation; later ones may exist
-stepped                   the number of a generation that has made a step
-finished                  which member finished first
-failure                   why the training has ended for all
-dead/4                    how node 4 ended, if the launcher does not restart it
+The keys in the store, apart from those of gloo:
+
+- ``heartbeat/NAME``: a counter that rises with every heartbeat, or the final status, "finished" or "gone: ..."
+- ``address/NAME``: where the process can be reached, for tests of connections
+- ``generation/3/registered``: the processes that registered for generation 3, a line of JSON each
+- ``generation/3/reach/NAME``: which of the others this process cannot reach, and which it hears; if this was tested
+- ``generation/3/members``: the decision
+- ``generation/3/end``: why it ended
+- ``latest``: the number of a decided generation; later ones may exist
+- ``assembled``: the number of a generation whose members have a model
+- ``stepped``: the number of a generation that has made a step
+- ``finished``: which member finished first
+- ``failure``: why the training has ended for all
+- ``dead/4``: how node 4 ended, if the launcher does not restart it
 """
 
 from __future__ import annotations
@@ -75,22 +79,14 @@ class Rendezvous:
         delay: float = 0.0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.store, self.heartbeat, self.me, self.why, self.size, self.timeout = (
-            store,
-            heartbeat,
-            me,
-            why,
-            size,
-            timeout,
-        )
-        self.probe, self.delay = probe, delay
+        self.store, self.heartbeat, self.me, self.why = store, heartbeat, me, why
+        self.size, self.timeout, self.probe, self.delay = size, timeout, probe, delay
         self.last = Decision()
         self._clock = ObservedClock(MOST, clock)
         self._arrived = self._clock.read()
         self._told = False
         self._registered: dict[str, Member] | None = None  # None until this process has registered
-        self._began = self._changed = 0.0
-        self._next_probe = 0.0
+        self._began = self._changed = self._next_probe = 0.0
         self._warned: set[tuple[str, str]] = set()
 
     def poll(self) -> Decision | None:
