@@ -7,10 +7,12 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import Any
+from copy import copy, deepcopy
+from typing import Any, ClassVar, Self
 
+import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from perron._storage.tensorfile import digest
 from perron.errors import PerronError
@@ -35,6 +37,10 @@ class Problem(ABC):
         optimum: the minimizer of f, ``(d,)``.
         dtype: default precision.
         batch_losses: of the last `grad`, the loss of each node on its minibatch, ``(..., n)``; None where not known.
+        per_node: names of the attributes whose first axis is the node, which `of_node` takes a row of. A subclass lists its own
+            ones only.
+        shared: names of other attributes that have n rows by chance, which `of_node` keeps as they are.
+        fixed_dtype: names of the attributes that `to` leaves in their own precision.
     """
 
     nodes: int
@@ -45,6 +51,9 @@ class Problem(ABC):
     optimum: Tensor | None = None
     dtype: torch.dtype = torch.float64
     batch_losses: Tensor | None = None
+    per_node: ClassVar[tuple[str, ...]] = ()
+    shared: ClassVar[tuple[str, ...]] = ("optimum", "batch_losses")
+    fixed_dtype: ClassVar[tuple[str, ...]] = ("optimum",)
 
     @abstractmethod
     def local_grads(self, x: Tensor) -> Tensor:
@@ -145,16 +154,77 @@ class Problem(ABC):
         each = self.noise_covariances(x)
         return None if each is None else each.mean(0)
 
-    def to(self, *, dtype: torch.dtype, device: torch.device | str) -> Problem:
-        """Return the problem in another precision or on another device; override where there are tensors to move."""
-        return self
+    def to(self, *, dtype: torch.dtype, device: torch.device | str) -> Self:
+        """Return a copy with all tensors and modules among the attributes in another precision (if floating) and on another
+        device; the problem itself if they are so already."""
+        fixed = self._declared("fixed_dtype")
+        moved = {name: _moved(value, None if name in fixed else dtype, device) for name, value in vars(self).items()}
+        if all(value is vars(self)[name] for name, value in moved.items()):
+            return self
+        other = copy(self)
+        vars(other).update(moved)
+        return other
 
-    def of_node(self, number: int) -> Problem:
-        """Return the part of one node as a problem with a single node, for processes."""
-        raise PerronError(
-            f"{type(self).__name__} does not say what belongs to a single node: override of_node(number)."
-        )
+    def of_node(self, number: int) -> Self:
+        """Return the part of one node as a problem with a single node, for processes.
+
+        It is a copy with one row of each of the attributes in ``per_node``. Constants and optimum remain those of the whole.
+        """
+        mine, others, kind = self._declared("per_node"), self._declared("shared"), type(self).__name__
+        if not mine:
+            raise PerronError(
+                f"{kind} does not say what belongs to a single node: name the attributes whose first axis is the node, "
+                'as per_node = ("data",), or override of_node(number).'
+            )
+        other = copy(self)
+        for name, value in vars(self).items():
+            if name in mine:
+                vars(other)[name] = _row(value, number)
+            elif name not in others and self.nodes > 1 and _has_rows(value, self.nodes):
+                raise PerronError(
+                    f"{kind}.{name} has {self.nodes} rows, as many as there are nodes: put {name!r} into per_node if they "
+                    "belong to the nodes, or else into shared."
+                )
+        other.nodes = 1
+        return other
+
+    def _declared(self, key: str) -> set[str]:
+        """The names that the class and its bases declare."""
+        return {name for base in type(self).__mro__ for name in vars(base).get(key, ())}
 
     def start(self) -> Tensor:
         """Return the initial models ``(n, d)``: zero for all nodes unless overridden."""
         return torch.zeros(self.nodes, self.dim, dtype=torch.float64)
+
+
+def _moved(value: Any, dtype: torch.dtype | None, device: torch.device | str) -> Any:
+    """A tensor, module, or tuple, list or dict of them elsewhere; the same object if there is nothing to do."""
+    if isinstance(value, Tensor):
+        return value.to(device=device, dtype=dtype if value.is_floating_point() else None)
+    if isinstance(value, nn.Module):
+        tensors = [*value.parameters(), *value.buffers()]
+        same = all(_moved(tensor, dtype, device) is tensor for tensor in tensors)
+        return value if same else deepcopy(value).to(device=device, dtype=dtype)
+    if not isinstance(value, tuple | list | dict):
+        return value
+    old = list(value.values()) if isinstance(value, dict) else list(value)
+    new = [_moved(part, dtype, device) for part in old]
+    if all(one is other for one, other in zip(new, old, strict=True)):
+        return value
+    if isinstance(value, dict):
+        return dict(zip(value, new, strict=True))
+    return type(value)(*new) if hasattr(value, "_fields") else type(value)(new)
+
+
+def _row(value: Any, number: int) -> Any:
+    """The rows of one node: of an array, or of each array of a tuple; an item of a list."""
+    if isinstance(value, tuple):
+        parts = [_row(part, number) for part in value]
+        return type(value)(*parts) if hasattr(value, "_fields") else tuple(parts)
+    return None if value is None else value[number : number + 1]
+
+
+def _has_rows(value: Any, count: int) -> bool:
+    if isinstance(value, tuple):
+        return any(_has_rows(part, count) for part in value)
+    return isinstance(value, Tensor | np.ndarray) and value.ndim > 0 and len(value) == count

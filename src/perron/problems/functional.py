@@ -39,6 +39,8 @@ class LocalLoss(Problem):
         True
     """
 
+    per_node = ("data",)
+
     def __init__(
         self,
         loss: Callable[..., Tensor],
@@ -62,15 +64,6 @@ class LocalLoss(Problem):
         self._loss = loss
         self._grads = vmap(grad(loss))  # over nodes
         self._losses = vmap(loss, in_dims=(None, *[0] * len(data)))
-
-    def to(self, *, dtype: torch.dtype, device: torch.device | str) -> LocalLoss:
-        moved = LocalLoss(self._loss, self.data, dim=self.dim, batch=self.batch, smoothness=self.smoothness)
-        moved.data = tuple(p.to(device=device, dtype=dtype if p.is_floating_point() else None) for p in self.data)
-        return moved
-
-    def of_node(self, number: int) -> LocalLoss:
-        mine = [part[number : number + 1] for part in self.data]
-        return LocalLoss(self._loss, mine, dim=self.dim, batch=self.batch, smoothness=self.smoothness)
 
     def local_grads(self, x: Tensor) -> Tensor:
         flat = x.reshape(-1, self.nodes, self.dim)

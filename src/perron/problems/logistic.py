@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from functools import cached_property, lru_cache
 from importlib.util import find_spec
-from typing import Literal, get_args
+from typing import Literal, Self, get_args
 
 import numpy as np
 import torch
@@ -48,6 +48,9 @@ class Logistic(Problem):
         True
     """
 
+    per_node = ("rows", "_start", "_blocks")
+    fixed_dtype = ("rows", "_start")
+
     def __init__(
         self,
         features: Tensor,
@@ -86,7 +89,7 @@ class Logistic(Problem):
         seed: int = 42,
         start: Start = "equal",
         compiled: bool | None = None,
-    ) -> Logistic:
+    ) -> Self:
         """The paper's data, number for number as the authors draw them (then rounded to float32).
 
         x_opt and the features are N(0, 1), and y = 1 with probability 1 / (1 + exp(-h^T x_opt)).
@@ -117,18 +120,10 @@ class Logistic(Problem):
     def start(self) -> Tensor:
         return super().start() if self._start is None else self._start
 
-    def to(self, *, dtype: torch.dtype, device: torch.device | str) -> Logistic:
-        if torch.device(device) == self.rows.device:
-            return self
-        moved = object.__new__(Logistic)
-        moved.__dict__ |= self.__dict__ | {"rows": self.rows.to(device), "compiled": False}
-        return moved
-
-    def of_node(self, number: int) -> Logistic:
-        labels = torch.ones(self.samples, dtype=self.rows.dtype)  # rows are y h already
-        start = None if self._start is None else self._start[number : number + 1]
-        options = {"nodes": 1, "batch": self.batch, "regularization": self.regularization, "compiled": self.compiled}
-        return Logistic(self.rows[number], labels, start=start, **options)  # type: ignore[arg-type]
+    def to(self, *, dtype: torch.dtype, device: torch.device | str) -> Self:
+        other = super().to(dtype=dtype, device=device)
+        other.compiled = other.compiled and other.rows.device.type == "cpu"
+        return other
 
     def grad(self, x: Tensor, draw: int, random: Keyed) -> Tensor:
         if self.batch is None or self.batch == self.samples:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from copy import deepcopy
-from typing import Any, Literal
+from copy import copy, deepcopy
+from typing import Any, Literal, Self
 
 import torch
 from torch import Tensor, nn
@@ -63,6 +63,9 @@ class Neural(Problem):
     """
 
     dtype = torch.float32
+    per_node = ("parts",)
+    shared = ("data", "_start", "_moments", "_shift", "_scale")
+    fixed_dtype = ("model", "data", "_params", "_own", "_buffers", "_start", "_moments")
 
     def __init__(
         self,
@@ -144,7 +147,7 @@ class Neural(Problem):
         start: Literal["common", "own"] = "common",
         evaluate: int | None = None,
         seed: int = 0,
-    ) -> Neural:
+    ) -> Self:
         """A network from `perron.data.models` that classifies a dataset from `perron.data`.
 
         Args:
@@ -191,20 +194,21 @@ class Neural(Problem):
 
     # ---- the interface of a problem
 
-    def to(self, *, dtype: torch.dtype, device: torch.device | str) -> Neural:
-        return self._with(self.parts, self._start, dtype, device)
+    def to(self, *, dtype: torch.dtype, device: torch.device | str) -> Self:
+        return super().to(dtype=dtype, device=device)._fresh(dtype, device)
 
-    def of_node(self, number: int) -> Neural:
-        start = self._start[number : number + 1] if self._start.ndim == 2 else self._start
-        return self._with([self.parts[number]], start, self.dtype, self._shift.device)
+    def of_node(self, number: int) -> Self:
+        other = super().of_node(number)
+        if self._start.ndim == 2:
+            other._start = self._start[number : number + 1]
+        return other._fresh(self.dtype, self._shift.device)
 
-    def _with(self, parts: Sequence[Tensor], start: Tensor, dtype: torch.dtype, device: torch.device | str) -> Neural:
-        other = object.__new__(type(self))
-        other.__dict__.update(self.__dict__)
-        other.model = deepcopy(self.model)
+    def _fresh(self, dtype: torch.dtype, device: torch.device | str) -> Self:
+        """A copy with a module of its own, which has the buffers of the model as it was given."""
+        other = copy(self)
+        other.model, other.batch_losses = deepcopy(self.model), None
         for name, (_, key) in self._places.items():
             other.model.get_submodule(name.rpartition(".")[0])._buffers[key] = self._own[name].clone()
-        other.parts, other._start, other.nodes, other.batch_losses = list(parts), start, len(parts), None
         other._prepare(dtype, device)
         return other
 

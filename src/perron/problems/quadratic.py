@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from math import sqrt
+from typing import Self
 
 import numpy as np
 import torch
@@ -23,6 +24,8 @@ class Quadratic(Problem):
         centers: b_i, ``(n, d)``.
         noise_std: sigma, with E|noise|^2 = sigma^2 for each node.
     """
+
+    per_node = ("hessians", "centers", "offsets")
 
     def __init__(self, hessians: Tensor, centers: Tensor, *, noise_std: float = 0.0) -> None:
         self.nodes, self.dim = centers.shape
@@ -58,7 +61,7 @@ class Quadratic(Problem):
         diagonal: bool = False,
         seed: int = 0,
         dtype: torch.dtype = torch.float64,
-    ) -> Quadratic:
+    ) -> Self:
         """Random quadratics with dials.
 
         Hessians have eigenvalues spread evenly from mu to L, turned at random for each node (or ``same_hessian`` for all, or
@@ -79,16 +82,6 @@ class Quadratic(Problem):
         centers = rng.standard_normal(dim) + heterogeneity * rng.standard_normal((nodes, dim))
         tensor = torch.as_tensor(hessians, dtype=dtype).expand(nodes, *hessians.shape[1:]).contiguous()
         return cls(tensor, torch.as_tensor(centers, dtype=dtype), noise_std=noise_std)
-
-    def to(self, *, dtype: torch.dtype, device: torch.device | str) -> Quadratic:
-        if self.centers.dtype == dtype and self.centers.device == torch.device(device):
-            return self
-        moved = (tensor.to(dtype=dtype, device=device) for tensor in (self.hessians, self.centers))
-        return Quadratic(*moved, noise_std=self.noise_std)
-
-    def of_node(self, number: int) -> Quadratic:
-        mine = slice(number, number + 1)
-        return Quadratic(self.hessians[mine], self.centers[mine], noise_std=self.noise_std)
 
     def _times(self, x: Tensor) -> Tensor:
         """H_i x_i."""
