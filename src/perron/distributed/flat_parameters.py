@@ -7,14 +7,18 @@ from contextlib import contextmanager
 from functools import reduce
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from perron.distributed.finite import describe, is_finite
 from perron.errors import PerronError, listed
 
 Groups = list[dict[str, Any]]
 TORCH_KEYS = {"params", "param_names", "initial_lr", "max_lr", "min_lr", "swa_lr"}  # of torch.optim and its schedulers
+
+BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # by bytes of an element
 
 
 class FlatParameters:
@@ -47,15 +51,23 @@ class FlatParameters:
         shape = (sum(self._sizes),) if len(groups) > 1 else ()
         self._lr = torch.zeros(shape, dtype=self.dtype, device=self.device)
         self._seen: list[tuple[int, int, torch.dtype]] = []
+        self._shown = torch.empty(0)
         self._ids = set() if model is None else {id(param) for param in _parameters(model)}
+        self._grouped = [id(param) for one in groups for param in one["params"]]
 
     def _check_params(self) -> None:
         if not self.params:
             raise PerronError("None of the parameters requires a gradient.")
+        refuse_sharded(self.params, self.model)
         kinds = {(param.dtype, param.device) for param in self.params}
-        if len({device for _, device in kinds}) > 1 or not all(dtype.is_floating_point for dtype, _ in kinds):
+        devices = {device for _, device in kinds}
+        if len(devices) > 1 or not all(dtype.is_floating_point for dtype, _ in kinds) or self.params[0].is_meta:
             shown = ", ".join(sorted(f"{dtype} on {device}" for dtype, device in kinds))
-            raise PerronError(f"All parameters need floating types and one device; got {shown}.")
+            raise PerronError(f"All parameters need real floating types and one device that has memory; got {shown}.")
+        if len(set(map(id, self.params))) < len(self.params):
+            raise PerronError(
+                "A parameter is in the groups twice. Give each once; model.parameters() does so, if it is shared."
+            )
         first: dict[int, nn.Parameter] = {}
         for param in self.params:
             if param.numel() and (other := first.setdefault(param.data_ptr(), param)) is not param:
@@ -88,13 +100,22 @@ class FlatParameters:
     def show(self, point: Tensor) -> None:
         """Set the parameters to a point of the algorithm; backward through an old graph stays an error."""
         torch._foreach_copy_(tuple(self.params), self.views(point))
+        self._shown = point
         self.remember()
 
     @contextmanager
     def placed_in(self, vector: Tensor, direction: Tensor | None = None) -> Iterator[None]:
-        """Within this block the parameters are views of a vector, in its type, and their gradients those of a direction."""
+        """Within this block the parameters are views of a vector, in its type, and their gradients those of a direction.
+
+        A parameter without gradient, whose direction is zero, has none within the block either: no node has one for it.
+        """
         own = [(param.data, param.grad) for param in self.params]
-        grads = [None] * len(own) if direction is None else self.views(direction)
+        grads: list[Tensor | None] = [None] * len(own)
+        if direction is not None:
+            grads = [
+                None if grad is None and not along.any() else along
+                for (_, grad), along in zip(own, self.views(direction), strict=True)
+            ]
         try:
             _place(self.params, zip(self.views(vector), grads, strict=True))
             yield
@@ -161,8 +182,12 @@ class FlatParameters:
         """Accept the parameters' present values as the optimizer's own."""
         self._seen = [(param._version, param.data_ptr(), param.dtype) for param in self.params]
 
-    def check(self) -> None:
+    def check(self, groups: Groups) -> None:
         """Refuse parameters that something other than the optimizer has moved, replaced or changed."""
+        if [id(param) for one in groups for param in one["params"]] != self._grouped:
+            raise PerronError(
+                "The parameter groups have other parameters than when the optimizer was made. Make a new one."
+            )
         changed = [p for p in self.params if not p.requires_grad] + [p for p in self.frozen.values() if p.requires_grad]
         if changed:
             raise PerronError(
@@ -171,16 +196,16 @@ class FlatParameters:
             )
         if self.model is not None and {id(p) for p in _parameters(self.model)} != self._ids:
             raise PerronError("The model has other parameters than when the optimizer was made. Make a new one.")
-        for param, (version, place, dtype) in zip(self.params, self._seen, strict=True):
+        for param, (version, place, dtype), shown in zip(self.params, self._seen, self.views(self._shown), strict=True):
             if param.data_ptr() != place or param.dtype != dtype:
                 raise PerronError(
                     f"{self._names[id(param)]} is no longer where it was when the optimizer was made (was the model moved, as "
                     "with model.to(), afterwards?). Make the optimizer last."
                 )
-            if param._version != version:
+            if param._version != version or not same_bits(param.detach(), shown):
                 raise PerronError(
-                    "Parameters were changed by something other than the optimizer (were weights loaded into the model?). Call "
-                    "optimizer.reset() on every node afterwards."
+                    f"{self._names[id(param)]} was changed by something other than the optimizer (were weights loaded into the "
+                    "model, or clipped?). Call optimizer.reset() on every node afterwards: the algorithm restarts from there."
                 )
 
 
@@ -200,6 +225,27 @@ def _place(params: list[nn.Parameter], tensors: Iterable[tuple[Tensor, Tensor | 
         param.grad = None  # has to be of the parameter's type at every moment
         param.data = data
         param.grad = grad
+
+
+def same_bits(param: Tensor, shown: Tensor) -> bool:
+    """Return whether a parameter has a point's values, in its own type; NumPy compares four times as fast as torch."""
+    shown = shown.to(param.dtype)
+    if not param.is_cpu:
+        return torch.equal(param, shown)
+    kind = BITS[param.element_size()]
+    return np.array_equal(param.view(kind).numpy(), shown.view(kind).numpy())
+
+
+def refuse_sharded(params: list[nn.Parameter], model: nn.Module | None) -> None:
+    """Refuse parameters that are distributed over processes: each node needs its whole model."""
+    kinds = {type(param) for param in params if is_traceable_wrapper_subclass(param)}
+    parts = () if model is None else (kind for part in model.modules() for kind in type(part).__mro__)
+    kinds |= {kind for kind in parts if kind.__module__.startswith("torch.distributed.fsdp")}
+    if kinds:
+        raise PerronError(
+            f"Every process of Decentralized needs whole, plain parameters; got {listed(sorted(k.__name__ for k in kinds))}. "
+            "FSDP and tensor parallelism are not supported; within a node, use DistributedDataParallel."
+        )
 
 
 def check_keys(groups: Groups, known: Iterable[str]) -> None:

@@ -63,12 +63,14 @@ class TorchMove(Move):
         return moved - x, memory
 
 
-def build_inner(
-    inner: Inner | None, given: list[Any], lr: float | None, weight_decay: float
-) -> torch.optim.Optimizer | None:
+class Groups(torch.optim.Optimizer):
+    """Parameter groups without a step, where the algorithm itself moves the model."""
+
+
+def build_inner(inner: Inner | None, given: list[Any], lr: float | None, weight_decay: float) -> torch.optim.Optimizer:
     """Call the user's function with the parameter groups, and check the optimizer that it returns."""
     if inner is None:
-        return None
+        return Groups(given, {"lr": lr, "weight_decay": weight_decay})
     if isinstance(inner, torch.optim.Optimizer) or not callable(inner):
         raise PerronError(f"{HOW}; got {type(inner).__name__}.")
     if lr is not None or weight_decay:
@@ -86,11 +88,18 @@ def build_inner(
             f"{type(optimizer).__name__} evaluates the loss several times in a step, at points of its own, and cannot be the "
             "inner optimizer. Use one whose step needs no closure, such as torch.optim.AdamW."
         )
+    if any(group.get("differentiable") for group in optimizer.param_groups):
+        raise PerronError(
+            "differentiable=True keeps the graph of a step, but the parameters of a model are leaves. Leave it out."
+        )
+    if isinstance(optimizer, torch.optim.SparseAdam):
+        raise PerronError("SparseAdam takes sparse gradients only, and the algorithm's direction is dense. Use AdamW.")
     return optimizer
 
 
 def _listed(params: Any) -> list[Any]:
-    return [params] if isinstance(params, Tensor) else list(params)
+    """Return the parameters of a group: one, several, or pairs of a name and a parameter."""
+    return [params] if isinstance(params, Tensor) else [one[1] if isinstance(one, tuple) else one for one in params]
 
 
 def with_move(

@@ -43,15 +43,14 @@ from perron.distributed.elastic.recovery import Recovery
 from perron.distributed.finite import is_finite
 from perron.distributed.flat_parameters import FlatParameters, check_keys, check_rates
 from perron.distributed.inner import Inner, build_inner, with_move
-from perron.distributed.node import DistributedNode
-from perron.distributed.optimizer_state import pack_state, unpack_state
+from perron.distributed.optimizer_state import StatefulOptimizer, refuse_torch_checkpoint
 from perron.distributed.process_group import TIMEOUT, FixedPeers, check_timeout
 from perron.distributed.setup import membership
 from perron.errors import DivergenceError, NetworkError, PerronError
 from perron.networks.builder import NetworkLike
 
 
-class Decentralized(torch.optim.Optimizer):
+class Decentralized(StatefulOptimizer):
     """A decentralized algorithm as an optimizer of this process's model.
 
     Args:
@@ -85,9 +84,6 @@ class Decentralized(torch.optim.Optimizer):
         joined: with elastic membership, whether this process joined a running training.
     """
 
-    node: DistributedNode
-    algorithm_state: Any = None
-    last: Tensor  # the last gradient
     _step_supports_amp_scaling = True  # a step that GradScaler skips would leave neighbors waiting
 
     def __init__(
@@ -115,14 +111,14 @@ class Decentralized(torch.optim.Optimizer):
             raise PerronError("There is no process group yet: call perron.init() first.")
         if wire not in WIRES or nonfinite not in ("raise", "skip"):
             raise PerronError(f"wire is None or 'bf16', nonfinite 'raise' or 'skip'; got {wire!r} and {nonfinite!r}.")
+        if isinstance(params, Tensor):
+            raise PerronError("params is a model, or a list of parameters or parameter groups; got a tensor.")
         self.model = params if isinstance(params, nn.Module) else None
         given = params.parameters() if isinstance(params, nn.Module) else params
-        self.inner = build_inner(inner, given := list(given), lr, weight_decay)
-        defaults = {"lr": lr, "weight_decay": weight_decay} if self.inner is None else self.inner.defaults
-        super().__init__(given if self.inner is None else self.inner.param_groups, defaults)
-        self.share_groups()
-        if defaults:  # an inner optimizer without any has keys of its own in each group
-            check_keys(self.param_groups, defaults)
+        super().__init__(build_inner(inner, list(given), lr, weight_decay))
+        self.inner = None if inner is None else self._owner
+        if self.defaults:  # an inner optimizer without any has keys of its own in each group
+            check_keys(self.param_groups, self.defaults)
         if self.inner is None:
             check_rates(self.param_groups)
         self._flat = FlatParameters(self.param_groups, self.model)
@@ -158,7 +154,11 @@ class Decentralized(torch.optim.Optimizer):
         """
         with torch.enable_grad():
             loss = None if closure is None else closure()
-        self._flat.check()
+        if self._averaging:
+            raise PerronError(AVERAGED.format("a step"))
+        if not any(one.get("lr", 1.0) for one in self.param_groups):
+            refuse_torch_checkpoint()
+        self._flat.check(self.param_groups)
         try:
             self._advance(self._gradient())
         except DivergenceError as error:
@@ -193,15 +193,16 @@ class Decentralized(torch.optim.Optimizer):
         """Give the algorithm one gradient; if a node is lost, recover and repeat."""
         if self._failure is not None:
             raise self._failure
-        if self._averaging:
-            raise PerronError(AVERAGED.format("a step"))
         step = self.steps
         try:
             self._send(grad)
         except NetworkError as error:
             recovery_from(self, error).repeat_step(grad, step, error)
-        except DivergenceError as error:  # the step is abandoned
-            self._failure = error
+        except Exception as error:  # the step is abandoned
+            ended = PerronError(
+                f"Step {step} ended with an error and cannot be continued: {type(error).__name__}: {error}"
+            )
+            self._failure = error if isinstance(error, PerronError) else ended
             raise
         if self._recovery is not None:
             self._recovery.membership.stepped()
@@ -285,33 +286,3 @@ class Decentralized(torch.optim.Optimizer):
             for batch in loader: ...
         """
         return join(self, steps)
-
-    def state_dict(self) -> dict[str, Any]:
-        """As of any optimizer, with the algorithm's state of this node. Messages in flight are sent again after loading."""
-        return super().state_dict() | {"perron": pack_state(self)}
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Resume where `state_dict` was taken: the same algorithm, network, node and model."""
-        state, last, step = unpack_state(self, state_dict.get("perron"))
-        self._settle()
-        self.load_groups({name: value for name, value in state_dict.items() if name != "perron"})
-        self.algorithm_state, self.last, self.node.step = state, last, step
-        with torch.no_grad():
-            self._begin()
-
-    def load_groups(self, state_dict: dict[str, Any]) -> None:
-        """Load groups and state of torch's part; moments get the type of the vector, in which the inner optimizer moves it."""
-        load = super().load_state_dict if self.inner is None else self.inner.load_state_dict
-        with self._flat.placed_in(self._flat.point()):
-            load(state_dict)
-        self.share_groups()
-
-    def share_groups(self) -> None:
-        """Make the inner optimizer's groups and state those of this one."""
-        if self.inner is not None:
-            self.param_groups, self.state = self.inner.param_groups, self.inner.state
-
-    def add_param_group(self, param_group: dict[str, Any]) -> None:
-        if hasattr(self, "_flat"):
-            raise PerronError("Parameter groups cannot be added to a Decentralized optimizer; make a new one.")
-        super().add_param_group(param_group)

@@ -1,44 +1,141 @@
-"""The entry ``perron`` of an optimizer's `state_dict`: the algorithm's state of this node."""
+"""Parameter groups and state dicts of `Decentralized`, as torch's optimizers have them.
+
+The entry ``perron`` of a `state_dict` is the algorithm's state of this node.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import sys
+from typing import TYPE_CHECKING, Any, NoReturn
 
+import torch
 from torch import Tensor
 
 from perron.distributed.collective import AVERAGED
 from perron.errors import PerronError
 
 if TYPE_CHECKING:
-    from perron.distributed.optimizer import Decentralized
+    from perron.algorithms.base import Algorithm
+    from perron.distributed.flat_parameters import FlatParameters
+    from perron.distributed.node import DistributedNode
+
+TORCH_CHECKPOINT = "torch.distributed.checkpoint.state_dict"
 
 
-def pack_state(optimizer: Decentralized) -> dict[str, Any]:
-    """Return the algorithm's state, and the facts that must be the same where it is unpacked."""
-    if optimizer._averaging:
-        raise PerronError(AVERAGED.format("saving"))
-    if optimizer.gradients_received:
-        title, received = optimizer.algorithm.about.title, optimizer.gradients_received
-        raise PerronError(f"{title} is in the middle of a step ({received} of its gradients are in); save after it.")
-    state = {name: value.clone() for name, value in optimizer.algorithm_state._asdict().items()}
-    return _identity(optimizer) | {"step": optimizer.steps, "last": optimizer.last.clone(), "state": state}
+class StatefulOptimizer(torch.optim.Optimizer):
+    """The part of `Decentralized` that concerns groups and state: those of another optimizer, and the algorithm's.
+
+    Args:
+        owner: the optimizer whose parameter groups and state become those of this one.
+    """
+
+    algorithm: Algorithm
+    algorithm_state: Any = None
+    last: Tensor  # the last gradient
+    node: DistributedNode
+    gradients_received: int
+    _flat: FlatParameters
+    _averaging: bool
+
+    def __init__(self, owner: torch.optim.Optimizer) -> None:
+        super().__init__(owner.param_groups, owner.defaults)
+        self._owner = owner
+        self._share_groups()
+        self.register_state_dict_post_hook(_add_state)
+
+    def _settle(self) -> None:
+        """Wait for the messages in flight, and discard the step that has begun."""
+        raise NotImplementedError
+
+    def _begin(self) -> None:
+        """Run the next step up to the point at which it needs a gradient."""
+        raise NotImplementedError
+
+    def state_dict(self) -> dict[str, Any]:
+        """As of any optimizer, with the algorithm's state of this node. Messages in flight are sent again after loading."""
+        refuse_torch_checkpoint()
+        return super().state_dict()
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Resume where `state_dict` was taken: the same algorithm, network, node and model."""
+        refuse_torch_checkpoint()
+        state_dict = state_dict.copy()
+        for before in self._optimizer_load_state_dict_pre_hooks.values():
+            changed = before(self, state_dict)
+            state_dict = state_dict if changed is None else changed
+        state, last, step = self._unpack(state_dict.get("perron"))
+        self._settle()
+        self.load_groups({name: value for name, value in state_dict.items() if name != "perron"})
+        self.algorithm_state, self.last, self.node.step = state, last, step
+        with torch.no_grad():
+            self._begin()
+        for after in self._optimizer_load_state_dict_post_hooks.values():
+            after(self)
+
+    def load_groups(self, state_dict: dict[str, Any]) -> None:
+        """Load groups and state of torch's part; moments get the type of the vector, in which the inner optimizer moves it."""
+        with self._flat.placed_in(self._flat.point()):
+            self._owner.load_state_dict(state_dict)
+        self._share_groups()
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        if hasattr(self, "_owner"):
+            raise PerronError("Parameter groups cannot be added to a Decentralized optimizer; make a new one.")
+        super().add_param_group(param_group)
+
+    def __getstate__(self) -> NoReturn:
+        raise PerronError(
+            "A Decentralized optimizer has connections to other processes and cannot be copied or pickled. Save or copy its "
+            "state_dict()."
+        )
+
+    def _share_groups(self) -> None:
+        self.param_groups, self.state = self._owner.param_groups, self._owner.state
+
+    def _pack(self) -> dict[str, Any]:
+        """Return the algorithm's state, and the facts that must be the same where it is unpacked."""
+        if self._averaging:
+            raise PerronError(AVERAGED.format("saving"))
+        if self.gradients_received:
+            title, received = self.algorithm.about.title, self.gradients_received
+            raise PerronError(
+                f"{title} is in the middle of a step ({received} of its gradients are in); save after it."
+            )
+        state = {name: value.clone() for name, value in self.algorithm_state._asdict().items()}
+        return self._identity() | {"step": self.node.step, "last": self.last.clone(), "state": state}
+
+    def _unpack(self, packed: dict[str, Any] | None) -> tuple[Any, Tensor, int]:
+        """Return the algorithm's state, the last gradient and the step; refuse those of another algorithm, network or model."""
+        if packed is None:
+            raise PerronError("This is not the state of a Decentralized optimizer: it has no entry 'perron'.")
+        for name, value in self._identity().items():
+            if packed[name] != value:
+                raise PerronError(
+                    f"The saved state has {name} {packed[name]}, this optimizer {value}; they must be equal."
+                )
+        current = self.algorithm_state._asdict()
+        shapes = {name: tuple(value.shape) for name, value in current.items()}
+        if {name: tuple(value.shape) for name, value in packed["state"].items()} != shapes:
+            raise PerronError(f"The saved state does not fit this model: it needs {shapes}.")
+        state = {name: packed["state"][name].to(value, copy=True) for name, value in current.items()}
+        return type(self.algorithm_state)(**state), packed["last"].to(self.last, copy=True), packed["step"]
+
+    def _identity(self) -> dict[str, Any]:
+        numbers = {"node": self.node.number, "nodes": self.node.nodes}
+        return {"algorithm": self.algorithm.description, "network": self.node.mixing.fingerprint} | numbers
 
 
-def unpack_state(optimizer: Decentralized, packed: dict[str, Any] | None) -> tuple[Any, Tensor, int]:
-    """Return the algorithm's state, the last gradient and the step; refuse those of another algorithm, network or model."""
-    if packed is None:
-        raise PerronError("This is not the state of a Decentralized optimizer: it has no entry 'perron'.")
-    for name, value in _identity(optimizer).items():
-        if packed[name] != value:
-            raise PerronError(f"The saved state has {name} {packed[name]}, this optimizer {value}; they must be equal.")
-    current = optimizer.algorithm_state._asdict()
-    shapes = {name: tuple(value.shape) for name, value in current.items()}
-    if {name: tuple(value.shape) for name, value in packed["state"].items()} != shapes:
-        raise PerronError(f"The saved state does not fit this model: it needs {shapes}.")
-    state = {name: packed["state"][name].to(value, copy=True) for name, value in current.items()}
-    return type(optimizer.algorithm_state)(**state), packed["last"].to(optimizer.last, copy=True), packed["step"]
+def _add_state(optimizer: Any, state_dict: dict[str, Any]) -> dict[str, Any]:
+    """The first hook of a `state_dict`: later ones see all of it."""
+    return state_dict | {"perron": optimizer._pack()}
 
 
-def _identity(optimizer: Decentralized) -> dict[str, Any]:
-    numbers = {"node": optimizer.node.number, "nodes": optimizer.node.nodes}
-    return {"algorithm": optimizer.algorithm.description, "network": optimizer.node.mixing.fingerprint} | numbers
+def refuse_torch_checkpoint() -> None:
+    """Refuse calls from torch's distributed checkpoints, which leave out the algorithm's state and step to initialize others."""
+    frame = sys._getframe()
+    while frame := frame.f_back:  # type: ignore[assignment]
+        if frame.f_globals.get("__name__") == TORCH_CHECKPOINT:
+            raise PerronError(
+                f"{TORCH_CHECKPOINT} would leave out the state of the algorithm. Use perron.distributed.checkpoint, a "
+                "CheckpointManager, or optimizer.state_dict() of each node."
+            )
