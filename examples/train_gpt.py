@@ -57,9 +57,7 @@ adamw = lambda groups: torch.optim.AdamW(groups, lr=options.lr, betas=(0.9, 0.99
 optimizer = perron.Decentralized(model, perron.PushPull(order="atc"), "exponential", inner=adamw, clip=1.0)
 cycle = {"total_steps": options.steps, "pct_start": 0.15, "cycle_momentum": False}  # warm-up, then a cosine
 schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, options.lr, **cycle)
-manager = perron.CheckpointManager(f"{options.out}/checkpoints", optimizer, every=100)
-if manager.found:
-    schedule.load_state_dict(manager.found.notes["schedule"])
+manager = perron.CheckpointManager(f"{options.out}/checkpoints", optimizer, every=100, schedule=schedule)
 with perron.Log(options.out, steps=options.steps, optimizer=optimizer) as log:
     while optimizer.steps < options.steps:
         optimizer.zero_grad()
@@ -67,7 +65,7 @@ with perron.Log(options.out, steps=options.steps, optimizer=optimizer) as log:
         optimizer.step()
         schedule.step()
         log(optimizer.steps, loss=loss)
-        manager(schedule=schedule.state_dict())
+        manager()
         if optimizer.steps % max(1, options.steps // 10) == 0:
             with optimizer.averaged_model(), torch.no_grad():
                 losses = torch.stack([model(part) * len(part) for part in held_out.split(64)]).sum() / len(held_out)

@@ -153,6 +153,116 @@ def check_another_number_of_nodes():
     assert loaded(again).step == 11  # the new training's, not the old one's
 
 
+class Sampler:
+    """A sampler of the user: its state has numbers of this node."""
+
+    def __init__(self):
+        self.seen = {}
+
+    def state_dict(self):
+        return {"seen": self.seen}
+
+    def load_state_dict(self, state):
+        self.seen = state["seen"]
+
+
+class Stateful:
+    """A training with a schedule, a scaler, a sampler, and batches from a generator of this node."""
+
+    def __init__(self, folder, **more):
+        self.model, self.optimizer = made()
+        self.generator, self.sampler = torch.Generator().manual_seed(50 + RANK), Sampler()
+        self.schedule = torch.optim.lr_scheduler.MultiStepLR(self.optimizer, [3, 7, 7, 9], gamma=0.5)
+        self.scaler = torch.amp.GradScaler("cpu", init_scale=8.0, growth_interval=2)
+        states = {
+            "schedule": self.schedule,
+            "scaler": self.scaler,
+            "generator": self.generator,
+            "sampler": self.sampler,
+        }
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            self.manager = perron.CheckpointManager(folder, self.optimizer, every=4, **states | more)
+        self.said = " ".join(str(one.message) for one in caught)
+
+    def run(self, until):
+        while self.optimizer.steps < until:
+            self.optimizer.zero_grad()
+            batch = torch.randn(16, 4, generator=self.generator)
+            self.scaler.scale((self.model(batch) ** 2).mean()).backward()
+            self.scaler.step(self.optimizer)
+            self.scaler.update()
+            self.schedule.step()
+            self.sampler.seen[RANK, self.optimizer.steps] = float(batch.sum())
+            self.manager(rank=RANK)
+        self.optimizer.close()
+        self.manager.close()
+        dist.barrier()
+        return torch.cat([value.flatten() for value in self.model.state_dict().values()]), self.sampler.seen
+
+
+def check_states_of_other_objects():
+    """Schedules, scalers, samplers and generators resume with the training, bit for bit."""
+    whole = Stateful(FOLDER / "whole").run(12)
+    Stateful(FOLDER / "states").run(6)
+    again = Stateful(FOLDER / "states")
+    assert again.manager.found.step == 4
+    assert again.manager.found.notes == {"rank": RANK}
+    assert (again.said, again.schedule.last_epoch, again.scaler.get_scale()) == ("", 4, 32.0)
+    found = again.run(12)
+    assert torch.equal(found[0], whole[0])
+    assert found[1] == whole[1]
+    other = Stateful(FOLDER / "states", more=Sampler())
+    assert "no state of more, which start from the beginning" in other.said
+    other.manager.close()
+    try:
+        Stateful(FOLDER / "states", evry=10)
+    except perron.PerronError as error:
+        assert "evry=10 is not an option" in str(error)
+    else:
+        raise AssertionError
+    try:
+        Stateful(FOLDER / "states", generator=Sampler())
+    except perron.PerronError as error:
+        assert "state of generator does not fit the Sampler" in str(error)
+    else:
+        raise AssertionError
+    dist.barrier()
+
+
+def check_states_of_another_number_of_nodes():
+    """Each node gets its own back; a new one gets the schedule, and its own generator."""
+    one = Stateful(FOLDER / "states")
+    assert one.manager.found.step == 12
+    assert (one.schedule.last_epoch, one.optimizer.param_groups[0]["lr"]) == (12, 0.05 / 16)
+    assert one.scaler.get_scale() == 8.0 * 2**6
+    fresh = torch.Generator().manual_seed(50 + RANK)
+    new = "This node is new, and generator, sampler of the others are their own"
+    assert (new in one.said) == (RANK == 3), one.said
+    assert torch.equal(one.generator.get_state(), fresh.get_state()) == (RANK == 3)
+    assert set(one.sampler.seen) == (set() if RANK == 3 else {(RANK, step) for step in range(1, 13)})
+    assert one.manager.found.notes == {"rank": 0 if RANK == 3 else RANK}
+    one.manager.close()
+
+
+def check_tensor_learning_rates():
+    """A learning rate that is a tensor is saved, and is one again."""
+
+    def one():
+        model = nn.Linear(2, 1)
+        rate = torch.tensor(0.1)
+        return perron.Decentralized(model, inner=lambda groups: torch.optim.AdamW(groups, lr=rate), graph="ring")
+
+    optimizer = one()
+    optimizer.param_groups[0]["lr"].fill_(0.25)
+    checkpoint.save(FOLDER / "tensor", optimizer)
+    dist.barrier()
+    again = one()
+    checkpoint.load(FOLDER / "tensor", again)
+    assert isinstance(again.param_groups[0]["lr"], torch.Tensor)
+    assert float(again.param_groups[0]["lr"]) == 0.25
+
+
 def check_asynchronous_nodes_have_no_checkpoints():
     model = nn.Linear(4, 1)
     optimizer = Decentralized(model, perron.RobustPushPull(), "exponential", lr=0.05, asynchronous=True)

@@ -15,13 +15,13 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint.state_dict as torch_checkpoint
 from processes import run_group
+from schedules import SCHEDULES, STEPS
 from torch import nn
 from torch.optim import lr_scheduler, swa_utils
 
 from perron import Decentralized, PerronError, PushPull
 
 RANK, SIZE, FOLDER = int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3])
-STEPS = 6
 sgd = partial(torch.optim.SGD, lr=0.05, momentum=0.9)
 adamw = partial(torch.optim.AdamW, lr=0.02, weight_decay=0.1)
 make = partial(Decentralized, algorithm=PushPull(order="atc"), graph="complete")
@@ -139,30 +139,6 @@ def check_learning_rate_by_hand():
 def check_tensor_learning_rate():
     """A learning rate that is a tensor | works |"""
     Pair(partial(torch.optim.AdamW, lr=torch.tensor(0.02, dtype=torch.float64))).run()
-
-
-SCHEDULES = {
-    "LambdaLR": lambda one: lr_scheduler.LambdaLR(one, lambda epoch: min(1.0, epoch / 3)),
-    "MultiplicativeLR": lambda one: lr_scheduler.MultiplicativeLR(one, lambda _: 0.8),
-    "StepLR": lambda one: lr_scheduler.StepLR(one, 2),
-    "MultiStepLR": lambda one: lr_scheduler.MultiStepLR(one, [1, 3]),
-    "ConstantLR": lambda one: lr_scheduler.ConstantLR(one, total_iters=3),
-    "LinearLR": lambda one: lr_scheduler.LinearLR(one, total_iters=3),
-    "ExponentialLR": lambda one: lr_scheduler.ExponentialLR(one, 0.7),
-    "CosineAnnealingLR": lambda one: lr_scheduler.CosineAnnealingLR(one, 5),
-    "CosineAnnealingWarmRestarts": lambda one: lr_scheduler.CosineAnnealingWarmRestarts(one, 2),
-    "CyclicLR": lambda one: lr_scheduler.CyclicLR(one, 0.01, 0.1, step_size_up=2),
-    "OneCycleLR": lambda one: lr_scheduler.OneCycleLR(one, 0.1, total_steps=STEPS + 1),
-    "PolynomialLR": lambda one: lr_scheduler.PolynomialLR(one, total_iters=4),
-    "ReduceLROnPlateau": lambda one: lr_scheduler.ReduceLROnPlateau(one, patience=0, threshold=1.0),
-    "SequentialLR": lambda one: lr_scheduler.SequentialLR(
-        one, [lr_scheduler.ConstantLR(one), lr_scheduler.ExponentialLR(one, 0.7)], [2]
-    ),
-    "ChainedScheduler": lambda one: lr_scheduler.ChainedScheduler(
-        [lr_scheduler.ConstantLR(one), lr_scheduler.ExponentialLR(one, 0.7)]
-    ),
-    "SWALR": lambda one: swa_utils.SWALR(one, 0.01, anneal_epochs=2),
-}
 
 
 def check_schedulers():

@@ -2,11 +2,11 @@
 
     FOLDER/RUN/step-0000000120/node-3.safetensors   of node 3, see `perron._storage.tensorfile`
 
-A file holds the algorithm's state, the model's buffers and torch's random state on the CPU; its facts are the step, the network,
-the parameter groups and the user's notes (for the states of schedulers and the like, which are not saved). RUN is the `run_id` of
-the training, so that parts of different trainings never mix. A file that is damaged or has numbers that are not finite does not
-count as saved, and is named. The process that is node 3 locks FOLDER/node-3.lock until it ends: another training in the same
-folder is refused.
+A file holds the algorithm's state, the model's buffers, torch's random state on the CPU and the states of schedulers,
+generators and the like (`checkpoint_states`); its facts are the step, the network, the parameter groups and the user's
+notes. RUN is the `run_id` of the training, so that parts of different trainings never mix. A file that is damaged or has
+numbers that are not finite does not count as saved, and is named. The process that is node 3 locks FOLDER/node-3.lock until
+it ends: another training in the same folder is refused.
 
 Formats and files are in `checkpoint_files`, which checkpoints a training may resume from in `checkpoint_inventory`, which it may
 remove in `checkpoint_record`.
@@ -17,6 +17,7 @@ from __future__ import annotations
 import json
 import warnings
 from collections import defaultdict
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -50,9 +51,10 @@ from perron.distributed.checkpoint_record import (
     origins,
     write_record,
 )
+from perron.distributed.checkpoint_states import load_common, load_own, pack_states
 from perron.distributed.collective import diverged, retry_collective
 from perron.distributed.consistency import gather_texts
-from perron.distributed.inner import named_state, unnamed_state
+from perron.distributed.inner import named_state, plain_groups, typed_groups, unnamed_state
 from perron.distributed.optimizer import Decentralized
 from perron.distributed.process_group import START_TIMEOUT
 from perron.errors import DivergenceError, FileError, PerronError, listed
@@ -69,12 +71,20 @@ class Checkpoint:
     remark: str = ""
 
 
-def save(folder: str | Path, optimizer: Decentralized, *, notes: dict[str, Any] | None = None, keep: int = 2) -> Path:
+def save(
+    folder: str | Path,
+    optimizer: Decentralized,
+    *,
+    notes: dict[str, Any] | None = None,
+    states: Mapping[str, Any] | None = None,
+    keep: int = 2,
+) -> Path:
     """Save this node's part of a checkpoint; call it on every node after the same step.
 
     Args:
         folder: the same on all nodes, or one on each machine's own disk.
         notes: anything that JSON can represent, as the epoch.
+        states: schedulers, scalers, samplers and the like by name, with ``state_dict()``, and generators of torch.
         keep: the number of checkpoints to keep, 2 or more (nodes do not save at the same moment). Older ones of this node are
             removed, but never the newest that every other node is sure to have: where saves are few steps apart, more are kept.
             Only files of this training are removed: those of runs that it resumed from, and its own.
@@ -98,8 +108,10 @@ def save(folder: str | Path, optimizer: Decentralized, *, notes: dict[str, Any] 
         where = f"Node {optimizer.node.name} has diverged: after step {now.step}, it is not finite in {wrong}"
         why = f"{where}. This is not saved; earlier checkpoints are kept. Lower lr, or pass clip=."
         raise diverged(optimizer, DivergenceError(why))
-    facts = {"format": FORMAT} | {name: own[name] for name in IDENTITY}
-    facts |= {"notes": notes or {}, "param_groups": state["param_groups"], "inner": plain}
+    facts = {"format": FORMAT, "name": optimizer.node.name} | {name: own[name] for name in IDENTITY}
+    facts |= {"notes": notes or {}, "param_groups": plain_groups(state["param_groups"]), "inner": plain}
+    more, facts["states"] = pack_states(states or {})
+    tensors |= more
     try:
         json.dumps(facts)
     except (TypeError, ValueError) as error:
@@ -116,19 +128,23 @@ def save(folder: str | Path, optimizer: Decentralized, *, notes: dict[str, Any] 
     return target
 
 
-def load(folder: str | Path, optimizer: Decentralized, *, fresh: bool = False) -> Checkpoint | None:
+def load(
+    folder: str | Path, optimizer: Decentralized, *, fresh: bool = False, states: Mapping[str, Any] | None = None
+) -> Checkpoint | None:
     """Resume from the newest checkpoint that every node can use; return None if there is none.
 
     With the number of nodes that saved it, training resumes bit for bit. With another number, every node starts from the
-    average of the saved models that it finds, and the algorithm restarts. A warning says so, and also if newer checkpoints
-    were skipped because they are damaged, or because a node died before it saved its part. A process that joined a running
-    training loads nothing.
+    average of the saved models that it finds, and the algorithm restarts; what belongs to a node, as its notes and states, it
+    gets back. A warning says so, and also if newer checkpoints were skipped because they are damaged, or because a node died
+    before it saved its part. A process that joined a running training loads nothing.
 
     Args:
         folder: as of `save`.
         optimizer: the optimizer of the training.
         fresh: whether to start a new training in a folder with checkpoints of others. They are neither loaded, now or
             later, nor removed.
+        states: the objects whose states were saved, by name. A node that is new gets what all others have in common, as the
+            state of a scheduler; generators are its own.
 
     Raises:
         FileError: there are checkpoints, but not all nodes can use them, as when a disk is not mounted; or one is in a format
@@ -156,7 +172,7 @@ def load(folder: str | Path, optimizer: Decentralized, *, fresh: bool = False) -
     if found.chosen is not None:
         restore = _resume if found.chosen in found.common else _average
         try:
-            checkpoint = restore(folder, found.chosen, optimizer, found.remark)
+            checkpoint = restore(folder, found.chosen, optimizer, found.remark, states or {})
         except (KeyError, TypeError, AttributeError, RuntimeError) as error:  # intact, but not written by `save`
             place = found.chosen.within(folder)
             raise FileError(f"{place} is not a checkpoint of this model: {error!r:.200}.") from None
@@ -179,18 +195,23 @@ def _keep_run_id_newest(optimizer: Decentralized, latest: str) -> None:
         optimizer.run_id = f"{int(number) + 1:020d}-{optimizer.run_id.partition('-')[2]}"
 
 
-def _resume(folder: Path, moment: Moment, optimizer: Decentralized, remark: str) -> Checkpoint:
-    facts, tensors = read_part(folder, moment, optimizer.node.number, optimizer.infinite_buffers)
+def _resume(
+    folder: Path, moment: Moment, optimizer: Decentralized, remark: str, states: Mapping[str, Any]
+) -> Checkpoint:
+    facts, tensors = part = read_part(folder, moment, optimizer.node.number, optimizer.infinite_buffers)
     own = {name: facts[name] for name in IDENTITY}
     own |= {"last": tensors["last"], "state": tensorfile.part(tensors, "state.")}
     moments = unnamed_state(tensorfile.part(tensors, INNER), facts.get("inner", {}))
-    optimizer.load_state_dict({"state": moments, "param_groups": facts["param_groups"], "perron": own})
+    groups = typed_groups(facts["param_groups"], optimizer.param_groups)
+    optimizer.load_state_dict({"state": moments, "param_groups": groups, "perron": own})
     _set_buffers(optimizer, tensorfile.part(tensors, BUFFER))
     torch.set_rng_state(tensors["random"])
-    return Checkpoint(moment.step, facts["notes"], remark)
+    return Checkpoint(moment.step, facts["notes"], _joined(remark, load_own(states, part)))
 
 
-def _average(folder: Path, moment: Moment, optimizer: Decentralized, remark: str) -> Checkpoint:
+def _average(
+    folder: Path, moment: Moment, optimizer: Decentralized, remark: str, states: Mapping[str, Any]
+) -> Checkpoint:
     """Start from the average of the models that another number of nodes saved."""
     readable, damage = [], []
     for number in find_nodes(moment.within(folder)):  # others may be on other machines
@@ -200,10 +221,13 @@ def _average(folder: Path, moment: Moment, optimizer: Decentralized, remark: str
             damage.append(str(error))
     if not readable:
         raise FileError(f"None of the files in {moment.within(folder)} can be read. {listed(damage, sep=' ')}")
-    facts = readable[0][0]
+    mine = [part for part in readable if part[0].get("name", part[0]["node"]) == optimizer.node.name]
+    facts = (mine or readable)[0][0]
     optimizer.set_parameters(torch.stack([tensors["state.x"] for _, tensors in readable]).mean(0))
     optimizer.node.step = moment.step
-    for own, old in zip(optimizer.param_groups, facts["param_groups"], strict=False):
+    for own, old in zip(
+        optimizer.param_groups, typed_groups(facts["param_groups"], optimizer.param_groups), strict=False
+    ):
         own.update({key: value for key, value in old.items() if key != "params"})
     buffers: dict[str, list[Tensor]] = defaultdict(list)
     for _, tensors in readable:
@@ -215,7 +239,14 @@ def _average(folder: Path, moment: Moment, optimizer: Decentralized, remark: str
         f"The checkpoint of step {moment.step} was saved by {facts['nodes']} nodes, now there are {optimizer.node.nodes}: all "
         f"start from the average of the {len(readable)} models found, and the algorithm restarts."
     )
-    return Checkpoint(moment.step, facts["notes"], " ".join(part for part in (remark, *damage, text) if part))
+    if mine:
+        torch.set_rng_state(mine[0][1]["random"])
+    about = load_own(states, mine[0]) if mine else load_common(states, readable)
+    return Checkpoint(moment.step, facts["notes"], _joined(remark, *damage, text, about))
+
+
+def _joined(*remarks: str) -> str:
+    return " ".join(remark for remark in remarks if remark)
 
 
 def _set_buffers(optimizer: Decentralized, buffers: dict[str, Tensor]) -> None:

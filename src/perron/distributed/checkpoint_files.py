@@ -35,6 +35,7 @@ TYPES: dict[str, type] = {
 WRITE_ATTEMPTS = 5  # into a directory that other nodes may remove
 BUFFER = "buffer."  # the prefix of the model's buffers
 INNER = "inner."  # that of the inner optimizer's state
+STATES = "states."  # that of schedulers, generators and other objects of the user
 
 
 class Moment(NamedTuple):
@@ -99,11 +100,16 @@ def read_part(
 
 
 def find_nonfinite(tensors: dict[str, Tensor], infinite: frozenset[str]) -> str:
-    """Return the names of the tensors that are not finite; in the buffers ``infinite``, only NaN counts."""
+    """Return the names of the tensors that are not finite; in the buffers ``infinite``, only NaN counts.
+
+    Objects of the user may have states of any value.
+    """
     return listed(
         f"{name} ({describe(tensor)})"
         for name, tensor in tensors.items()
-        if not is_finite(tensor) and (name.removeprefix(BUFFER) not in infinite or bool(tensor.isnan().any()))
+        if not name.startswith(STATES)
+        and not is_finite(tensor)
+        and (name.removeprefix(BUFFER) not in infinite or bool(tensor.isnan().any()))
     )
 
 

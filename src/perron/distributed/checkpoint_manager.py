@@ -36,11 +36,12 @@ from perron._storage.atomic import make_directory, write_bytes
 from perron.distributed import checkpoint
 from perron.distributed.checkpoint import Checkpoint
 from perron.distributed.checkpoint_record import note_run
+from perron.distributed.checkpoint_states import check_states
 from perron.distributed.optimizer import Decentralized
 from perron.distributed.process_group import TIMEOUT, first_line
 from perron.distributed.setup import membership
 from perron.distributed.store import STORE_ERRORS, STORE_PREFIX, enable_tcp_keepalive
-from perron.errors import FileError, NetworkError, PerronError
+from perron.errors import FileError, NetworkError, PerronError, listed
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 POLL_INTERVAL = 0.5  # seconds, until a signal arrives
@@ -59,20 +60,32 @@ class CheckpointManager:
         keep: the number of checkpoints to keep.
         fresh: whether to start a new training although there are checkpoints in the folder; they are neither loaded nor
             removed. When the launcher restarts the nodes of this training, they resume from its own checkpoints.
+        states: schedulers, scalers, samplers and generators of this node, under any names, which are saved and restored with
+            it: ``CheckpointManager("checkpoints", optimizer, every=100, schedule=schedule, generator=generator)``.
 
     Attributes:
         found: the checkpoint from which the training resumes; None if there is none.
     """
 
     def __init__(
-        self, folder: str | Path, optimizer: Decentralized, *, every: int = 100, keep: int = 2, fresh: bool = False
+        self,
+        folder: str | Path,
+        optimizer: Decentralized,
+        *,
+        every: int = 100,
+        keep: int = 2,
+        fresh: bool = False,
+        **states: Any,
     ) -> None:
         if every < 1:
             raise PerronError(f"every is a number of steps, 1 or more; got {every}.")
-        self.folder, self.optimizer, self.every, self.keep = Path(folder), optimizer, every, keep
+        check_states(states)
+        self.folder, self.optimizer, self.every, self.keep, self.states = Path(folder), optimizer, every, keep, states
         self._check_writable()
         restarted = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0"
-        self.found: Checkpoint | None = checkpoint.load(folder, optimizer, fresh=fresh and not restarted)
+        self.found: Checkpoint | None = checkpoint.load(folder, optimizer, fresh=fresh and not restarted, states=states)
+        if optimizer.joined and states:
+            log.warning("Node %d joined: its %s start from the beginning.", optimizer.node.name, listed(states))
         self._saved = optimizer.steps  # nothing new to save yet
         self._signal = 0
         self._lock = threading.Lock()
@@ -105,7 +118,7 @@ class CheckpointManager:
             self._await_final_step()
         final = ending and self._final_step is not None and self.optimizer.steps >= self._final_step
         if final or (self.optimizer.steps % self.every == 0 and self.optimizer.steps > self._saved):
-            checkpoint.save(self.folder, self.optimizer, notes=notes, keep=self.keep)
+            checkpoint.save(self.folder, self.optimizer, notes=notes, states=self.states, keep=self.keep)
             self._saved = self.optimizer.steps
         if final:
             self._exit()

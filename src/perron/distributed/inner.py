@@ -163,6 +163,27 @@ def unnamed_state(tensors: dict[str, Tensor], plain: dict[str, Any]) -> dict[int
     return state
 
 
+def plain_groups(groups: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return parameter groups whose tensors, such as a learning rate, are numbers."""
+
+    def plain(value: Any) -> Any:
+        if isinstance(value, list | tuple):
+            return [plain(entry) for entry in value]
+        return value.tolist() if isinstance(value, Tensor) else value
+
+    return [{key: plain(value) for key, value in one.items()} for one in groups]
+
+
+def typed_groups(saved: list[dict[str, Any]], own: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return what `plain_groups` made, with tensors for the options that are tensors in one's own groups."""
+
+    def typed(value: Any, current: Any) -> Any:
+        return torch.as_tensor(value).to(current) if isinstance(current, Tensor) else value
+
+    pairs = zip(saved, own, strict=False)
+    return [{key: typed(value, now.get(key)) for key, value in one.items()} for one, now in pairs] + saved[len(own) :]
+
+
 def copy_memory(optimizer: Decentralized, sources: Sequence[int], peers: Peers) -> None:
     """Overwrite what the move remembers with that of the first source, on all ranks that are not sources."""
     if len(sources) == peers.size:

@@ -25,6 +25,7 @@ from perron.distributed.consistency import DisagreementError, gather_texts
 from perron.distributed.elastic.generation import Change, Generation
 from perron.distributed.elastic.membership import Membership
 from perron.distributed.elastic.protocol import sources as sources_of
+from perron.distributed.inner import plain_groups, typed_groups
 from perron.errors import DivergenceError, NetworkError, PerronError
 from perron.networks.builder import NetworkLike, build_network
 from perron.networks.facts import Network
@@ -170,10 +171,11 @@ class Recovery:
 
     def _copy_groups(self, generation: Generation, sources: list[int]) -> None:
         """Copy learning rates and other settings of the parameter groups to the nodes that have joined."""
-        own = [{key: value for key, value in one.items() if key != "params"} for one in self.optimizer.param_groups]
+        groups = self.optimizer.param_groups
+        own = plain_groups([{key: value for key, value in one.items() if key != "params"} for one in groups])
         texts = gather_texts(json.dumps(own, default=str), generation, self.optimizer.timeout)
         if generation.rank not in sources:
-            for group, theirs in zip(self.optimizer.param_groups, json.loads(texts[sources[0]]), strict=False):
+            for group, theirs in zip(groups, typed_groups(json.loads(texts[sources[0]]), groups), strict=False):
                 group.update(theirs)
 
 
