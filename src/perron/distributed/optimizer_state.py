@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from perron.distributed.flat_parameters import FlatParameters
     from perron.distributed.node import DistributedNode
 
-TORCH_CHECKPOINT = "torch.distributed.checkpoint.state_dict"
-
 
 class StatefulOptimizer(torch.optim.Optimizer):
     """The part of `Decentralized` that concerns groups and state: those of another optimizer, and the algorithm's.
@@ -134,8 +132,9 @@ def refuse_torch_checkpoint() -> None:
     """Refuse calls from torch's distributed checkpoints, which leave out the algorithm's state and step to initialize others."""
     frame = sys._getframe()
     while frame := frame.f_back:  # type: ignore[assignment]
-        if frame.f_globals.get("__name__") == TORCH_CHECKPOINT:
+        caller = str(frame.f_globals.get("__name__"))
+        if caller.startswith("torch.distributed.") and caller.endswith(".checkpoint.state_dict"):
             raise PerronError(
-                f"{TORCH_CHECKPOINT} would leave out the state of the algorithm. Use perron.distributed.checkpoint, a "
-                "CheckpointManager, or optimizer.state_dict() of each node."
+                "torch's get_optimizer_state_dict and set_optimizer_state_dict leave out the state of the algorithm. Use "
+                "perron.distributed.checkpoint, a CheckpointManager, or optimizer.state_dict() of each node."
             )
