@@ -1,4 +1,4 @@
-"""Neural networks for images, by name: a multilayer perceptron, a small convolutional network, ResNet-18 for CIFAR-10.
+"""Neural networks: for images, by name, a multilayer perceptron, a small convolutional network and ResNet-18; for text, a GPT.
 
 Weights are initialized by torch's layers, from torch's global generator: call `torch.manual_seed` first for reproducible ones.
 """
@@ -12,10 +12,13 @@ from math import prod
 from typing import Any
 
 from torch import Tensor, nn
-from torch.nn.functional import relu
+from torch.nn.functional import relu, scaled_dot_product_attention
 
 from perron._registry import lookup, options_model, validate
 from perron.errors import PerronError
+
+
+HEAD = 32  # coordinates of an attention head
 
 
 def mlp(inputs: int, classes: int, *, hidden: tuple[int, ...] = (1024, 1024)) -> nn.Sequential:
@@ -68,6 +71,47 @@ class BasicBlock(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return relu(self.second(relu(self.first(x))) + self.around(x))
+
+
+class GPT(nn.Module):
+    """A decoder-only transformer with learned positions: tokens ``(batch, context)`` to logits ``(batch, tokens, context)``.
+
+    The logits at each position are of the next token, in the layout of `torch.nn.functional.cross_entropy`. Heads have 32
+    coordinates; layers are normalized first (pre-LN).
+
+    >>> sum(parameter.numel() for parameter in GPT(65).parameters())
+    1019073
+    """
+
+    def __init__(self, tokens: int, *, context: int = 64, width: int = 128, depth: int = 5) -> None:
+        super().__init__()
+        _positive(tokens=tokens, context=context, width=width, depth=depth)
+        if width % HEAD:
+            raise PerronError(f"The width of a GPT is a multiple of {HEAD}, the size of a head; got {width}.")
+        self.embed, self.place = nn.Embedding(tokens, width), nn.Embedding(context, width)
+        blocks = (TransformerBlock(width) for _ in range(depth))
+        self.rest = nn.Sequential(*blocks, nn.LayerNorm(width), nn.Linear(width, tokens))
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        logits: Tensor = self.rest(self.embed(tokens) + self.place.weight)
+        return logits.mT
+
+
+class TransformerBlock(nn.Module):
+    """Causal self-attention and a perceptron, each on normalized inputs and with a shortcut around it."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.qkv, self.mix = nn.Sequential(nn.LayerNorm(width), nn.Linear(width, 3 * width)), nn.Linear(width, width)
+        self.mlp = nn.Sequential(
+            nn.LayerNorm(width), nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width)
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = self.qkv(x).unflatten(-1, (-1, HEAD)).transpose(1, 2).chunk(3, dim=1)
+        attended = scaled_dot_product_attention(q, k, v, is_causal=True)
+        x = x + self.mix(attended.transpose(1, 2).flatten(2))
+        return x + self.mlp(x)
 
 
 MODELS: dict[str, Callable[..., nn.Module]] = {"mlp": mlp, "convnet": convnet, "resnet18": resnet18}

@@ -43,7 +43,7 @@ def check_model(
     try:
         with torch.no_grad():
             outputs = model(inputs)
-            if outputs.ndim == 2 and outputs.shape[1] <= largest:
+            if outputs.ndim > 1 and outputs.shape[1] <= largest:
                 raise PerronError(f"The model has {outputs.shape[1]} outputs, but labels go up to {largest}.")
             value = loss(outputs, labels)
     except (RuntimeError, ValueError, TypeError, IndexError) as error:
@@ -56,7 +56,7 @@ def check_model(
 
 
 def normalization(images: Tensor) -> tuple[Tensor, Tensor]:
-    """Return shift and scale of each channel ``(C, 1, 1)`` that give bytes mean 0 and standard deviation 1."""
+    """Return shift and scale of each channel ``(C, 1, 1)`` that give bytes mean 0 and standard deviation 1; else 0 and 1."""
     if images.dtype != torch.uint8:
         return torch.zeros(()), torch.ones(())
     channels = images.transpose(0, 1).reshape(images.shape[1], -1)

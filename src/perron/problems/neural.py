@@ -42,7 +42,8 @@ class Neural(Problem):
 
     Args:
         model: a network for a batch of inputs; copied. Its trainable parameters are x.
-        data: inputs and targets, for training and for testing, see `perron.data.Images`; bytes or floating-point numbers.
+        data: inputs and targets, for training and for testing, see `perron.data.Images`; bytes, floating-point numbers, or int64 for
+            tokens, which the model gets as they are.
         parts: for each node, the indices of its training samples; see `perron.data.partition`.
         batch: samples of each node for a stochastic gradient; None for all (exact gradients).
         loss: ``(outputs, targets) -> mean over the samples``.
@@ -369,13 +370,14 @@ class Neural(Problem):
             for trial, point in enumerate(points):
                 self._wear(point.to(self.dtype))
                 self._wear_buffers(self._shared(trial, share))
-                loss, right = 0.0, 0
+                loss, right, predicted = 0.0, 0, 0
                 for inputs, targets in self._chunks(images, labels, which):
                     outputs = self.model(inputs)
                     loss += float(self._loss(outputs, targets)) * len(targets)
                     if not targets.is_floating_point():
                         right += int((outputs.argmax(1) == targets).sum())
-                found.append((loss / len(which), right / len(which)))
+                    predicted += targets.numel()
+                found.append((loss / len(which), right / predicted))
         losses, shares = torch.tensor(found, dtype=torch.float64).view(*x.shape[:-1], 2).unbind(-1)
         unknown = labels.is_floating_point() | losses.isnan()  # what is not a number is not right by chance
         return losses, shares.masked_fill(unknown, torch.nan)
@@ -397,4 +399,5 @@ class Neural(Problem):
         return flat.view(*which.shape, *images.shape[1:])
 
     def _normal(self, inputs: Tensor) -> Tensor:
-        return torch.addcmul(self._shift, inputs.to(self.dtype), self._scale)
+        tokens = inputs.dtype == torch.int64
+        return inputs if tokens else torch.addcmul(self._shift, inputs.to(self.dtype), self._scale)

@@ -199,16 +199,17 @@ def execute(
     import torch
 
     from perron.networks.facts import Network
+    from perron.networks.repeat import repeat
     from perron.simulation.simulator import simulate
 
     problem, algorithm, mixing = run.build()
-    network = Network(mixing)
+    network = Network(repeat(mixing, run.rounds))
     lr, steps = run.rate(algorithm, network, problem.smoothness)
     with warnings.catch_warnings(record=True) as caught, torch.no_grad():
         warnings.simplefilter("always")
         history = simulate(
-            problem, algorithm, mixing, steps=steps, lr=lr, every=run.every, metrics=run.metrics,
-            final_metrics=run.final_metrics, trials=run.trials, seed=run.seed,
+            problem, algorithm, mixing, steps=steps, lr=run.schedule(lr, steps), every=run.every, metrics=run.metrics,
+            final_metrics=run.final_metrics, trials=run.trials, seed=run.seed, rounds=run.rounds,
             dtype=getattr(torch, run.precision) if run.precision else None, device=run.device, **run.links,
             progress=(lambda step, values: progress(step, steps, values)) if progress else False, log=log,
             checkpoint=checkpoint, save_every=save_every,

@@ -21,13 +21,15 @@ from perron.networks.builder import add_weights, build_graph, build_released
 from perron.networks.facts import Network
 from perron.networks.graph import Graph
 from perron.networks.mixing import Mixing
-from perron.problems import Logistic, Neural, Quadratic
+from perron.problems import Logistic, Neural, Quadratic, language_model
 from perron.problems.base import Problem
+from perron.schedules import LearningRate, cosine, warmup
 
 PROBLEMS: dict[str, Callable[..., Problem]] = {
     "logistic": Logistic.synthetic,
     "quadratic": Quadratic.random,
     "images": Neural.images,
+    "text": language_model,
 }
 
 
@@ -77,11 +79,14 @@ class Run(BaseModel):
     final_metrics: list[str]
     precision: str | None
     device: str
+    warmup: int = 0
+    decay: Literal["none", "cosine"] = "none"
+    rounds: int = 1
 
     @cached_property
     def key(self) -> str:
-        """A hash of its parameters."""
-        text = json.dumps(self.model_dump(mode="json"), sort_keys=True)
+        """A hash of its parameters; those with defaults are younger than the others, and count where they differ from them."""
+        text = json.dumps(self.model_dump(mode="json", exclude_defaults=True), sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
     def __str__(self) -> str:
@@ -125,6 +130,11 @@ class Run(BaseModel):
             return lr, self.steps
         step = lr * algorithm.effective_step(network)
         return lr, min(self.steps, max(1, round(self.horizon / step)))
+
+    def schedule(self, lr: float, steps: int) -> LearningRate:
+        """Return the learning rate as a function of the step, if it varies: lr is its peak."""
+        decayed = cosine(lr, steps=steps) if self.decay == "cosine" else lr
+        return warmup(decayed, self.warmup) if self.warmup else decayed
 
     def mixing(self) -> Mixing:
         """Build the network."""

@@ -25,7 +25,16 @@ from itertools import product
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    TypeAdapter,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
 
 from perron._registry import NAME, format_errors, lookup, options_model, unknown, validate
 from perron.algorithms.moves import Moving
@@ -49,6 +58,7 @@ NAMES: dict[str, Mapping[str, Any]] = {
 }
 SHARED = (  # keys that all runs of a study have in common
     "equal_effective_step", "steps", "horizon", "every", "trials", "metrics", "final_metrics", "precision", "device",
+    "warmup", "decay", "rounds",
 )  # fmt: skip
 Scalar = bool | int | float | str | None
 
@@ -73,17 +83,20 @@ class Study(BaseModel):
     Attributes:
         title, about: for people.
         conclusion: what follows from the results; see `perron.studies.conclusions`.
-        problem: ``kind`` and the options of `Logistic.synthetic`, `Quadratic.random` or, for networks that classify images,
-            `Neural.images` (but nodes); ``batch = "all"`` for exact gradients.
+        problem: ``kind`` and the options (but nodes) of `Logistic.synthetic`, `Quadratic.random`, for networks that classify
+            images `Neural.images`, or for text `language_model`; ``batch = "all"`` for exact gradients.
         topologies: names, or tables with options, as ``{ name = "random", probability = 0.5 }``.
         nodes: node counts, for all topologies; or a table of them by topology (``grid``), or by topology and weights
             (``"random/authors"``), with ``default`` for the others.
         weights: names of weight rules, or ``"authors"`` for the networks that the paper's authors released.
         network_seed: of random topologies and weights.
-        algorithms: names, or tables with options; the option ``weights`` overrides the study's. The option ``move`` is a name
-            from `perron.algorithms.MOVES` or a table, as ``{ name = "adamw", weight_decay = 0.1, clip = 1.0 }``.
+        algorithms: names, or tables with options; the options ``weights`` and ``lr`` override the study's. The option ``move``
+            is a name from `perron.algorithms.MOVES` or a table, as ``{ name = "adamw", weight_decay = 0.1, clip = 1.0 }``.
         lr: learning rates, or ``"default"`` for each algorithm's own rule; or a table of them by topology, with ``default`` for
             the others.
+        warmup, decay: the number of steps over which lr grows to its value, and ``"cosine"`` if it falls to zero until the last
+            step.
+        rounds: exchanges in a step.
         equal_effective_step: whether lr is the *effective* step, so that each algorithm gets lr divided by its factor (c for
             Push-Pull, n for pull-only methods).
         steps: the number of steps; with ``horizon``, the largest.
@@ -113,6 +126,9 @@ class Study(BaseModel):
     network_seed: Many[Annotated[int, Field(ge=0)]] = Field(default_factory=lambda: [0])
     algorithms: Choices = Field(default_factory=lambda: [Choice(name="push_pull")])
     lr: dict[str, Many[Rate]] = Field(default={"default": ["default"]}, validate_default=True)
+    warmup: Annotated[int, Field(ge=0)] = 0
+    decay: Literal["none", "cosine"] = "none"
+    rounds: Annotated[int, Field(ge=1)] = 1
     equal_effective_step: bool = False
     steps: Annotated[int, Field(ge=0)] = 1000
     horizon: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
@@ -182,11 +198,12 @@ class Study(BaseModel):
     @classmethod
     def _known_algorithms(cls, value: list[Choice]) -> list[Choice]:
         for choice in value:
-            options = choice.options
-            weights = options.pop("weights", "uniform")
-            if not isinstance(weights, str):
+            options, weights, lr = _own(choice)
+            if weights is not None and not isinstance(weights, str):
                 raise ValueError(f"weights of an algorithm is one name; got {weights!r}")
-            cls._known_weights([weights])
+            cls._known_weights([weights] if weights else [])
+            if lr is not None:
+                TypeAdapter(Many[Rate]).validate_python(lr)
             algorithm_of(choice.name, options)
         return value
 
@@ -227,8 +244,9 @@ class Study(BaseModel):
                 raise ValueError(f"{key!r} names weights that the study does not use: {', '.join(sorted(used))}")
         if "authors" in used and (odd := [choice.label for choice in self.topologies if choice.options]):
             raise ValueError(f"weights: the authors' networks take no options; got {', '.join(odd)}")
-        if any("default" in rates for rates in self.lr.values()):
-            for choice in self.algorithms:
+        for choice in self.algorithms:
+            own = _own(choice)[2]
+            if any("default" in rates for rates in ([_listed(own)] if own else self.lr.values())):
                 self._check_default_step(choice)
         for requirement in CONCLUSIONS[self.conclusion].requirements:
             if lacking := requirement(self):
@@ -237,9 +255,7 @@ class Study(BaseModel):
 
     @staticmethod
     def _check_default_step(choice: Choice) -> None:
-        options = choice.options
-        options.pop("weights", None)
-        algorithm = algorithm_of(choice.name, options)
+        algorithm = algorithm_of(choice.name, _own(choice)[0])
         try:
             if isinstance(algorithm, Moving):
                 algorithm.move.default_lr(1.0)
@@ -255,10 +271,10 @@ class Study(BaseModel):
             _combinations(self.problem), self.topologies, _combinations(self.links), self.seeds, self.network_seed,
             self.algorithms,
         ):  # fmt: skip
-            options = algorithm.options
-            own = options.pop("weights", None)
+            options, own, rates = _own(algorithm)
             for weights in [own] if own else self.weights:
-                for lr, nodes in product(*(_at(table, topology.name, weights) for table in (self.lr, self.nodes))):
+                tables = (self.lr if rates is None else {"default": _listed(rates)}, self.nodes)
+                for lr, nodes in product(*(_at(table, topology.name, weights) for table in tables)):
                     run = Run(
                         problem=problem, topology=topology.name, topology_options=topology.options, nodes=nodes,
                         weights=weights, network_seed=network_seed, algorithm=algorithm.name, algorithm_options=options,
@@ -266,6 +282,12 @@ class Study(BaseModel):
                     )  # fmt: skip
                     found.append(run)
         return list({run.key: run for run in found}.values())
+
+
+def _own(algorithm: Choice) -> tuple[dict[str, Any], Any, Any]:
+    """Return the hyper-parameters of an algorithm, and the weights and lr that it has instead of the study's; None if not given."""
+    options = algorithm.options
+    return options, options.pop("weights", None), options.pop("lr", None)
 
 
 def _combinations(options: Mapping[str, Any]) -> list[dict[str, Any]]:

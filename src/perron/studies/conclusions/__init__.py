@@ -15,6 +15,8 @@ from perron.studies.conclusions.networks import networks
 from perron.studies.conclusions.residual import blocks, residual
 from perron.studies.conclusions.speedup import speedup
 from perron.studies.conclusions.training import ACCURACY, LOSS, training
+from perron.studies.conclusions.tuned import LOSS as TEST_LOSS
+from perron.studies.conclusions.tuned import tuned
 
 if TYPE_CHECKING:
     from perron.studies.results import Outcome
@@ -26,6 +28,7 @@ CONCLUSIONS = {
     "comparison": Analysis(comparison, (metric(METRIC), equidistant_records)),
     "topologies": Analysis(networks),
     "training": Analysis(training, (metric(LOSS, ACCURACY),)),
+    "tuned": Analysis(tuned, (metric(TEST_LOSS),)),
 }
 
 

@@ -33,9 +33,15 @@ def readable(name: str) -> str:
 
 
 def algorithm_title(algorithm: str) -> str:
-    """Return the title of an algorithm, with its options."""
-    name, bracket, options = algorithm.partition("(")
-    return algorithm if name not in ALGORITHMS else ALGORITHMS[name].about.title + bracket + options
+    """Return the title of an algorithm, with its options.
+
+    >>> algorithm_title("push_pull_atc(move=adamw)")
+    'Push-Pull, ATC, adamw'
+    """
+    name, _, options = algorithm.partition("(")
+    if name not in ALGORITHMS:
+        return algorithm
+    return ", ".join(filter(None, [ALGORITHMS[name].about.title, options.removesuffix(")").replace("move=", "")]))
 
 
 def describe(variant: Mapping[str, Any]) -> str:

@@ -1,0 +1,114 @@
+"""Which algorithm trains best in equal steps, each at the best learning rate of its grid?"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from perron.plots import Chart, Line, Panel
+from perron.studies.conclusions import text
+from perron.studies.conclusions.base import Conclusion, Row, Table, by_algorithm, curve, standard_error, variants
+from perron.studies.statistics import series
+
+if TYPE_CHECKING:
+    from perron.studies.results import Outcome
+
+LOSS = "test_loss"
+
+
+def tuned(outcome: Outcome) -> Conclusion:
+    """Test losses after the last step at the best lr, beside that of the best centralized method on the same minibatches.
+
+    The lr of an algorithm is the one whose loss has the lowest mean over all trials. All algorithms see the same
+    minibatches in the same trial, so that standard errors of differences are those of paired trials.
+    """
+    rows: list[Row] = []
+    curves, grids = [], []
+    for variant, part in variants(outcome.table, but=("algorithm", "weights", "lr_setting")):
+        for (topology, n), same in part.groupby(["topology", "nodes"], sort=False):
+            title = text.panel_title(variant, text.readable(topology), f"n = {n}")
+            own = [_tuned(label, algorithm, runs) for label, algorithm, runs in by_algorithm(same)]
+            central = min((row for row in own if row["centralized"]), key=lambda row: float(row["loss"]), default=None)
+            identity = {"variant": text.describe(variant), "topology": topology, "nodes": int(n)}
+            rows += [identity | row | _beside(row, central) for row in own]
+            curves.append(Panel(title, [curve(row["run"], row["algorithm"], metric=LOSS) for row in own]))
+            grids.append(Panel(title, [_grid(row) for row in own]))
+    trials = int(outcome.table.trials.max())
+    bars = "two standard errors over trials"
+    return Conclusion(
+        tables={f"After {outcome.table.step.max():,} steps, at the best lr": text.table([_cells(row) for row in rows])},
+        sentences=_sentences(rows, trials),
+        figures={
+            "curves": Chart(
+                panels=curves, title="Test loss of the averaged model, at the best lr", about=f"Bands are {bars}.", x="step",
+                y="test loss", nested=True,
+            ),
+            "by-lr": Chart(
+                panels=grids, title="Test loss after the last step, over the learning rate", about=f"Bars are {bars}.",
+                x="learning rate", y="test loss", log_x=True, marks="points",
+            ),
+        },
+        summary={"tuned": [{key: value for key, value in row.items() if key not in HIDDEN} for row in rows]},
+    )  # fmt: skip
+
+
+HIDDEN = ("run", "grid", "each")
+
+
+def _tuned(label: str, algorithm: str, runs: Table) -> Row:
+    """Return an algorithm's losses at its best lr; those that are not finite are the worst."""
+    grid = {float(run.lr.iloc[0]): (run, series(run, LOSS)[1][-1]) for _, run in runs.groupby("run", sort=False)}
+    best = min(grid, key=lambda lr: float(np.nan_to_num(grid[lr][1].mean(), nan=np.inf)))
+    run, each = grid[best]
+    ends = (min(grid), max(grid)) if len(grid) > 1 else ()
+    return {
+        "algorithm": label, "centralized": algorithm.startswith("centralized"), "lr": best, "at_edge": best in ends,
+        "loss": float(each.mean()), "error": standard_error(each), "rates": len(grid), "run": run, "each": each,
+        "grid": {lr: losses for lr, (_, losses) in grid.items()},
+    }  # fmt: skip
+
+
+def _beside(row: Row, central: Row | None) -> Row:
+    """Return by what share a loss is above that of the centralized method, with the error over paired trials."""
+    if central is None or row is central:
+        return {"excess": np.nan, "excess_error": np.nan}
+    excess = row["each"] / central["each"] - 1
+    return {"excess": float(excess.mean()), "excess_error": standard_error(excess)}
+
+
+def _grid(row: Row) -> Line:
+    known = {lr: losses for lr, losses in sorted(row["grid"].items()) if np.isfinite(losses).all()}
+    y = np.array([losses.mean() for losses in known.values()])
+    spread = 2 * np.nan_to_num([standard_error(losses) for losses in known.values()])
+    return Line(row["algorithm"], np.array(list(known)), y, y - spread, y + spread)
+
+
+def _cells(row: Row) -> dict[str, str]:
+    return text.identity(row) | {
+        "best lr": f"{row['lr']:g}" + (" (end of the grid)" if row["at_edge"] else ""),
+        "test loss": text.with_error(row["loss"], row["error"], ".4f"),
+        "above centralized": _percent(row),
+    }
+
+
+def _percent(row: Row) -> str:
+    cell = text.with_error(100 * row["excess"], 100 * row["excess_error"], "+.2f").replace("± +", "± ")
+    return f"{cell} %" if cell else ""
+
+
+def _sentences(rows: list[Row], trials: int) -> list[str]:
+    sentences = []
+    if compared := [row for row in rows if np.isfinite(row["excess"])]:
+        best = min(compared, key=lambda row: float(row["excess"]))
+        sentences.append(
+            f"Nearest to the best centralized method is {best['algorithm']}: its test loss is {_percent(best)} above."
+        )
+    counts = sorted({row["rates"] for row in rows})
+    many = f"{counts[0]}" if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
+    how: Any = "one trial" if trials == 1 else f"{trials} trials"
+    return [
+        *sentences,
+        f"Every algorithm has {many} learning rates; reported is the one with the lowest mean of the reported loss over {how}. "
+        "Numbers are of the averaged model: mean and standard error over trials, which are paired in the last column.",
+    ]
