@@ -31,6 +31,7 @@ FIGURES = {  # the studies that show them
     "The networks": ["topologies"],
     "Beyond the paper: families of algorithms, and a lesson": ["families", "mnist-families", "digits"],
     "Beyond the paper: links that lose messages": ["unreliable-links"],
+    "Beyond the paper: momentum and AdamW": ["momentum-speedup", "adamw-speedup"],
 }
 APART = ("demo", "cifar10-resnet18")  # a part of another, and one that takes days without a GPU
 

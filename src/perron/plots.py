@@ -7,6 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from textwrap import fill
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -206,7 +207,7 @@ class Chart(Picture):
     def _decorate(self, axes: Axes, panel: Panel) -> None:
         from matplotlib.ticker import NullLocator, PercentFormatter
 
-        axes.set_title("\n".join(filter(None, (panel.title, panel.note))), fontsize=10, color=INK)
+        axes.set_title("\n".join(filter(None, (fill(panel.title, 38), panel.note))), fontsize=10, color=INK)
         if self.log_y:
             axes.set_yscale("log")
         if self.share:

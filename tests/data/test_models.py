@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from perron.data.models import MODELS, BasicBlock, build, convnet, mlp, resnet18
+from perron.data.models import GPT, MODELS, BasicBlock, build, convnet, mlp, resnet18
 from perron.errors import PerronError
 
 SHAPES = [(1, 8, 8), (1, 28, 28), (3, 32, 32)]
@@ -119,3 +119,35 @@ def test_the_seed_decides_the_weights():
 def test_refused(call, message):
     with pytest.raises(PerronError, match=message):
         call()
+
+
+def test_a_gpt_is_torchs_transformer():
+    """With the weights of torch's own encoder layers, normalized first, and a causal mask."""
+    torch.manual_seed(0)
+    model, tokens = GPT(11, context=7, width=64, depth=2).double(), torch.randint(11, (3, 7))
+    options = {"activation": "gelu", "dropout": 0.0, "batch_first": True, "norm_first": True, "dtype": torch.float64}
+    hidden = model.embed(tokens) + model.place.weight
+    *blocks, norm, last = model.rest
+    for block in blocks:
+        layer = nn.TransformerEncoderLayer(64, 2, 256, **options)
+        first, qkv = block.qkv
+        second, wide, _, narrow = block.mlp
+        pairs = [(layer.norm1, first), (layer.norm2, second), (layer.linear1, wide), (layer.linear2, narrow)]
+        for own, given in [*pairs, (layer.self_attn.out_proj, block.mix)]:
+            own.load_state_dict(given.state_dict())
+        layer.self_attn.load_state_dict(
+            layer.self_attn.state_dict() | {"in_proj_weight": qkv.weight, "in_proj_bias": qkv.bias}
+        )
+        hidden = layer(hidden, src_mask=nn.Transformer.generate_square_subsequent_mask(7, dtype=torch.float64))
+    torch.testing.assert_close(model(tokens), last(norm(hidden)).mT, rtol=1e-12, atol=1e-12)
+
+
+def test_a_gpt_sees_no_later_token():
+    torch.manual_seed(0)
+    model, tokens = GPT(11, context=6, width=32, depth=1), torch.randint(11, (1, 6))
+    changed = tokens.clone()
+    changed[0, 4] = (tokens[0, 4] + 1) % 11
+    same = (model(tokens) == model(changed)).all(1)[0]
+    assert same.tolist() == [True] * 4 + [False] * 2
+    with pytest.raises(PerronError, match="a multiple of 32, the size of a head; got 48"):
+        GPT(11, width=48)

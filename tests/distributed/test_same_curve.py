@@ -36,6 +36,14 @@ def test_a_network_trained_in_processes_is_the_simulated_one(case, folder):
     assert len(np.unique(accuracies)) > 1
 
 
+@pytest.mark.xdist_group("same_curve")
+def test_a_gpt_trained_by_adamw_in_processes_has_the_simulated_losses(folder):
+    losses = worker_same_curve.gpt_simulated(folder / "play")
+    for rank in range(worker_same_curve.NODES):
+        np.testing.assert_allclose(np.load(folder / f"gpt-{rank}.npy"), losses, rtol=0, atol=1e-9)
+    assert losses[-1] < losses[0] - 0.5  # it has learnt something
+
+
 def test_the_example_prints_the_same_figures_simulated():
     environment = os.environ | {"PERRON_DATA": "", "OMP_NUM_THREADS": "1"}
     torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "3"]

@@ -1,4 +1,4 @@
-"""A neural network on the bundled digits, simulated or in one process for each node. Started by test_same_curve.py."""
+"""A network on the bundled digits, and a GPT on a play, simulated or in processes. Started by test_same_curve.py."""
 
 import sys
 from pathlib import Path
@@ -10,12 +10,13 @@ from torch import nn
 from torch.func import functional_call
 from torch.nn.functional import cross_entropy
 
-from perron import ALGORITHMS, Simulation
+from perron import ALGORITHMS, AdamW, PushPull, Simulation, simulate
 from perron.data import datasets as data
 from perron.distributed import optimizer as optim
 from perron.networks.builder import build_network
-from perron.problems import LocalLoss
+from perron.problems import LocalLoss, language_model
 from perron.random import NOISE, Keyed
+from perron.schedules import cosine, warmup
 
 NODES, BATCH, STEPS, EVERY, SEED = 4, 16, 120, 20, 5
 CASES = {  # algorithm, graph, lr
@@ -92,10 +93,61 @@ def simulated(case):
     return models.numpy(), models.mean(1).numpy(), np.array(right)
 
 
+GPT_STEPS, GPT_EVERY, GPT_RATE = 40, 8, warmup(cosine(0.01, steps=40), 5)
+
+
+def play(folder):
+    """A GPT for a play of eight roles, each of which repeats words of its own."""
+    random = torch.Generator().manual_seed(0)
+    words = ["the", "king", "is", "dead", "long", "live", "a", "queen", "who", "speaks", "no", "more"]
+    folder.mkdir(exist_ok=True)
+    speeches = []
+    for number in range(200):
+        role = number % 8
+        chosen = torch.randint(4, (8,), generator=random).tolist()
+        speeches.append(f"ROLE {role}:\n" + " ".join(words[role % 4 * 2 + place] for place in chosen) + ".\n\n")
+    (folder / "tinyshakespeare.txt").write_text("".join(speeches))
+    problem = language_model(NODES, folder=str(folder), context=16, width=32, depth=1, batch=3)
+    return problem.to(dtype=torch.float64, device="cpu")
+
+
+def gpt_trained(rank, folder):
+    """The averaged model's validation losses: minibatches by hand, torch's AdamW and scheduler."""
+    problem, loss = play(folder / f"play-{rank}"), cross_entropy
+    model, data, mine = problem.model, problem.data, problem.parts[rank]
+    optimizer = optim.Decentralized(
+        model, PushPull(order="atc"), "exponential", seed=SEED,
+        inner=lambda groups: torch.optim.AdamW(groups, lr=1.0, weight_decay=0.01),
+    )  # fmt: skip
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, GPT_RATE)
+    draws, losses = Keyed(SEED, node=rank, stream=NOISE), []
+    while optimizer.steps < GPT_STEPS:
+        chosen = mine[(draws.uniform(optimizer.steps, 3) * len(mine)).long()]
+        optimizer.zero_grad()
+        loss(model(data.images[chosen]), data.labels[chosen]).backward()
+        optimizer.step()
+        schedule.step()
+        if optimizer.steps % GPT_EVERY == 0:
+            with optimizer.averaged_model(), torch.no_grad():
+                losses.append(float(loss(model(data.test_images), data.test_labels)))
+    optimizer.close()
+    return np.array(losses)
+
+
+def gpt_simulated(folder):
+    """The same by the simulator, with perron's own AdamW."""
+    history = simulate(
+        play(folder), PushPull(order="atc", move=AdamW(weight_decay=0.01)), build_network("exponential", NODES, seed=SEED),
+        steps=GPT_STEPS, lr=GPT_RATE, every=GPT_EVERY, metrics=["test_loss"], seed=SEED, dtype=torch.float64, progress=False,
+    )  # fmt: skip
+    return history["test_loss"][1:, 0]
+
+
 if __name__ == "__main__":
     rank, size, folder = int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3])
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=size)
     for number, case in enumerate(CASES):
         np.savez(folder / f"{number}-{rank}.npz", *trained(case, rank))
+    np.save(folder / f"gpt-{rank}.npy", gpt_trained(rank, folder))
     dist.destroy_process_group()

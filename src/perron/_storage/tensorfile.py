@@ -161,8 +161,9 @@ def digest(tensors: Iterable[Tensor]) -> str:
         stored = tensor.untyped_storage().nbytes() // tensor.element_size()
         if 0 not in tensor.stride() and tensor.numel() > stored:  # windows that overlap: every number once
             hashed.update(f"{tensor.stride()} {tensor.storage_offset()}".encode())
-            tensor = tensor.as_strided((stored,), (1,), 0)
-        hashed.update(_raw(tensor))
+            hashed.update(_raw(tensor.as_strided((stored,), (1,), 0)))
+        else:
+            hashed.update(_raw(tensor))
     return hashed.hexdigest()[:16]
 
 

@@ -1,6 +1,6 @@
-"""Registered names, for shell completion: plain data, since completion must not import NumPy or PyTorch.
+"""Names for shell completion: plain data, since completion must not import NumPy or PyTorch.
 
-A test compares each tuple with the registry that it repeats.
+A test compares each tuple with the registry that it repeats; `perron advise` takes no text.
 """
 
 TOPOLOGIES = (

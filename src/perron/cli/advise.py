@@ -93,7 +93,8 @@ def _estimate(problem: str, nodes: int, notes: list[str]) -> dict[str, Any]:
     from perron.studies.run import PROBLEMS
     from perron.theory.constants import estimate
 
-    constants = estimate(lookup(problem, PROBLEMS, "problem")(nodes))
+    among = {name: PROBLEMS[name] for name in _names.PROBLEMS}  # not text: the constants of a GPT would take hours
+    constants = estimate(lookup(problem, among, "problem")(nodes))
     smoothness = constants.known_smoothness or constants.smoothness
     noise_var = constants.noise_var if constants.known_noise_var is None else constants.known_noise_var
     notes.append(

@@ -17,7 +17,6 @@ from torch.nn.functional import relu, scaled_dot_product_attention
 from perron._registry import lookup, options_model, validate
 from perron.errors import PerronError
 
-
 HEAD = 32  # coordinates of an attention head
 
 

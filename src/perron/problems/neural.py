@@ -42,8 +42,8 @@ class Neural(Problem):
 
     Args:
         model: a network for a batch of inputs; copied. Its trainable parameters are x.
-        data: inputs and targets, for training and for testing, see `perron.data.Images`; bytes, floating-point numbers, or int64 for
-            tokens, which the model gets as they are.
+        data: inputs and targets, for training and for testing, see `perron.data.Images`; bytes or floating-point numbers, or
+            tokens (int64), which are not normalized.
         parts: for each node, the indices of its training samples; see `perron.data.partition`.
         batch: samples of each node for a stochastic gradient; None for all (exact gradients).
         loss: ``(outputs, targets) -> mean over the samples``.

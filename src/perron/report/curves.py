@@ -250,8 +250,10 @@ class _StepCosts:
 def _size(run: Run) -> tuple[int, int, int | None]:
     """Return the length of the model, the bytes of a number, and the number of samples."""
     problem, wire = run.problem, {"float32": 4, "float64": 8, None: None}[run.precision]
-    if problem["kind"] != "images":
+    if "dim" in problem:
         return int(problem["dim"]), wire or 8, problem.get("samples")
     options = {name: value for name, value in problem.items() if name != "kind"}
-    made: Any = PROBLEMS["images"](1, **options)  # knows its number of parameters, if its data are on this machine
+    made: Any = PROBLEMS[problem["kind"]](
+        1, **options
+    )  # knows its number of parameters, if its data are on this machine
     return made.dim, wire or made.dtype.itemsize, sum(map(len, made.parts))

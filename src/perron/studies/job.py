@@ -216,9 +216,9 @@ def execute(
         )  # fmt: skip
     if history.interrupted:
         raise KeyboardInterrupt  # a part of a run is not a result
-    effective = lr * algorithm.effective_step(network)
+    effective, floor = _predicted(problem, algorithm, network, lr)
     facts = _network_facts(network) | {"lr": lr, "steps": steps, "effective_step": effective}
-    columns = run.columns | facts | {"predicted": _predicted(problem, effective)}
+    columns = run.columns | facts | {"predicted": floor if run.decay == "none" else float("nan")}
     table = history.frame()[["step", "trial", *history.values]].assign(**columns)
     return table[[*columns, "step", "trial", *history.values]], [str(warning.message) for warning in caught]
 
@@ -233,13 +233,16 @@ def _network_facts(network: Any) -> dict[str, float]:
     }
 
 
-def _predicted(problem: Any, step: float) -> float:
-    from perron.theory import noise_floor
+def _predicted(problem: Any, algorithm: Any, network: Any, lr: float) -> tuple[float, float]:
+    """Return the effective step, and the noise floor if theory knows it."""
+    from perron.theory import effective_step, noise_floor
 
+    step = lr * algorithm.effective_step(network)
     try:
-        return noise_floor(problem, step)
+        step = lr * effective_step(algorithm, network, problem)
+        return step, noise_floor(problem, step)
     except PerronError:
-        return float("nan")
+        return step, float("nan")
 
 
 def memory(run: Run) -> int:

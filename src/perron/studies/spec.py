@@ -285,7 +285,7 @@ class Study(BaseModel):
 
 
 def _own(algorithm: Choice) -> tuple[dict[str, Any], Any, Any]:
-    """Return the hyper-parameters of an algorithm, and the weights and lr that it has instead of the study's; None if not given."""
+    """Return the hyper-parameters of an algorithm, and the weights and lr that it has instead of the study's, or None."""
     options = algorithm.options
     return options, options.pop("weights", None), options.pop("lr", None)
 

@@ -1,5 +1,6 @@
 """Predictions for a run: stationary levels, stable steps, rates and horizons."""
 
+from perron.theory.adaptive import effective_step
 from perron.theory.constants import Constants, estimate, estimate_model
 from perron.theory.horizon import Horizon, crossover
 from perron.theory.levels import Linearization, StationaryLevel, distance_floor, linearize, noise_floor, stationary
@@ -21,6 +22,7 @@ __all__ = [
     "best_lr",
     "crossover",
     "distance_floor",
+    "effective_step",
     "estimate",
     "estimate_model",
     "linearize",

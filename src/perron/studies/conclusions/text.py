@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -46,7 +47,10 @@ def algorithm_title(algorithm: str) -> str:
 
 def describe(variant: Mapping[str, Any]) -> str:
     """Return the values that distinguish a variant, as text."""
-    return ", ".join(f"{readable(key)} {readable(str(value))}" for key, value in variant.items())
+    return ", ".join(
+        algorithm_title(value) if key == "algorithm" else f"{readable(key)} {readable(str(value))}"
+        for key, value in variant.items()
+    )
 
 
 def panel_title(variant: Mapping[str, Any], *parts: str) -> str:
@@ -55,8 +59,12 @@ def panel_title(variant: Mapping[str, Any], *parts: str) -> str:
 
 
 def file_name(base: str, variant: Mapping[str, Any]) -> str:
-    """Return the name of a file about a variant."""
-    return "-".join([base, *(str(value).replace("_", "-").replace("/", "-") for value in variant.values())])
+    """Return the name of a file about a variant.
+
+    >>> file_name("curves", {"weights": "random_integer", "algorithm": "push_pull(move=adamw)"})
+    'curves-random-integer-push-pull-move-adamw'
+    """
+    return "-".join([base, *(re.sub(r"[^A-Za-z0-9.]+", "-", str(value)).strip("-") for value in variant.values())])
 
 
 def variant_of(row: Mapping[str, Any], but: str = "") -> dict[str, Any]:

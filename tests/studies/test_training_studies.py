@@ -1,0 +1,118 @@
+"""Studies that train: schedules, rounds, learning rates of each algorithm, and the conclusion about tuned ones."""
+
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from perron import ALGORITHMS, simulate
+from perron.errors import PerronError
+from perron.studies import conclusions
+from perron.studies.job import execute
+from perron.studies.results import Outcome
+from perron.studies.spec import Study, load
+
+BASE = {
+    "topologies": ["ring"], "nodes": 4, "lr": 0.02, "steps": 60, "trials": 2, "conclusion": "comparison",
+    "problem": {"kind": "quadratic", "noise_std": 0.1},
+}  # fmt: skip
+
+
+def study(**changes):
+    return Study.model_validate(BASE | changes)
+
+
+@pytest.mark.parametrize(
+    ("changes", "rate", "rounds"),
+    [
+        ({"warmup": 10}, lambda t: 0.02 * min((t + 1) / 10, 1), 1),
+        ({"decay": "cosine"}, lambda t: 0.01 * (1 + np.cos(np.pi * t / 60)), 1),
+        ({"warmup": 5, "decay": "cosine", "rounds": 3}, lambda t: min((t + 1) / 5, 1) * 0.01 * (1 + np.cos(np.pi * t / 60)), 3),
+    ],
+)  # fmt: skip
+def test_schedules_and_rounds_of_a_run(changes, rate, rounds):
+    (run,) = study(**changes).runs
+    table, _ = execute(run)
+    problem, algorithm, mixing = run.build()
+    history = simulate(problem, algorithm, mixing, steps=60, lr=rate, trials=2, rounds=rounds, progress=False)
+    last = table[table.step == 60].sort_values("trial").grad_norm_sq
+    assert last.tolist() == pytest.approx(history["grad_norm_sq"][-1].tolist(), rel=1e-9)
+    assert table.predicted.isna().all() == ("decay" in changes)  # a floor is that of a constant lr
+    (constant,) = study().runs
+    assert run.key != constant.key
+
+
+def test_keys_of_runs_are_those_of_earlier_versions():
+    """So that results are found again: keys that came later count only where they are used."""
+    keys = {name: load(name).runs[0].key for name in ("demo", "digits", "table-1")}
+    assert keys == {"demo": "0fcde96d543b59ff", "digits": "14d1f16c567e7e0c", "table-1": "c3f52271fc2ee145"}
+
+
+def test_algorithms_have_learning_rates_of_their_own():
+    own = {"name": "push_pull", "move": "adamw", "lr": [0.1, 0.2], "weights": "uniform"}
+    runs = study(algorithms=["push_pull", own], lr=[0.01, 0.02]).runs
+    assert [(run.lr, run.weights, run.algorithm_options) for run in runs] == [
+        (0.01, "random_integer", {}), (0.02, "random_integer", {}),
+        (0.1, "uniform", {"move": "adamw"}), (0.2, "uniform", {"move": "adamw"}),
+    ]  # fmt: skip
+    assert study(algorithms=[{"name": "push_pull", "move": "adamw", "lr": 0.1}], lr="default").runs[0].lr == 0.1
+    for lr in (-1.0, [], "fast"):
+        with pytest.raises((ValueError, PerronError)):
+            study(algorithms=[{"name": "push_pull", "lr": lr}])
+
+
+def test_a_run_of_adamw_has_its_effective_step_and_floor():
+    (run,) = study(algorithms=[{"name": "centralized", "move": "adamw"}]).runs
+    table, _ = execute(run)
+    deviation = 0.1 / 5**0.5
+    assert table.effective_step.iloc[0] == pytest.approx(0.02 * 2 / deviation)  # lr sqrt(n) / s
+    hessian = run.build()[0].hessians.mean(0)
+    floor = 0.02 * 2 / deviation * deviation**2 * float(hessian.trace()) / 8
+    assert table.predicted.iloc[0] == pytest.approx(floor)
+
+
+def outcome(losses, **changes):
+    """The results of a study whose losses at the end are ``losses[algorithm][lr]``, one for each trial."""
+    whole = study(
+        conclusion="tuned", metrics=["test_loss"], trials=3, steps=2, every=1, lr=[0.1, 0.2, 0.4],
+        algorithms=[{"name": "centralized", "move": "adamw"}, {"name": "push_pull", "move": "adamw"}, "sgp"], **changes,
+    )  # fmt: skip
+    tables = []
+    for run in whole.runs:
+        last = np.array(losses[run.algorithm][run.lr])
+        values = np.stack([last + 2, last + 1, last])
+        facts = {"lr": run.lr, "effective_step": run.lr, "predicted": np.nan}
+        columns = {"step": np.repeat([0, 1, 2], 3), "trial": np.tile([0, 1, 2], 3), "test_loss": values.ravel()}
+        tables.append(pd.DataFrame(columns).assign(**run.columns, **facts))
+    return Outcome(whole, Path(), pd.concat(tables, ignore_index=True), 1.0)
+
+
+LOSSES = {
+    "centralized": {0.1: [3.0, 3.0, 3.0], 0.2: [2.0, 2.1, 2.2], 0.4: [2.5, 2.5, 2.5]},
+    "push_pull": {0.1: [2.5, 2.5, 2.5], 0.2: [1.0, 1.0, 5.0], 0.4: [2.02, 2.121, 2.222]},
+    "sgp": {0.1: [2.4, 2.4, 2.4], 0.2: [2.3, 2.3, 2.3], 0.4: [np.nan, 2.0, 2.0]},
+}
+
+
+def test_every_algorithm_is_taken_at_its_best_lr():
+    found = conclusions.conclude(outcome(LOSSES))
+    central, tracked, sgp = found.summary["tuned"]
+    assert [row["lr"] for row in (central, tracked, sgp)] == [0.2, 0.4, 0.2]  # lowest mean; not that of one lucky trial
+    assert [row["at_edge"] for row in (central, tracked, sgp)] == [False, True, False]
+    assert central["loss"] == pytest.approx(2.1)
+    assert central["error"] == pytest.approx(0.1 / 3**0.5)
+    assert tracked["excess"] == pytest.approx(0.01)
+    assert tracked["excess_error"] == pytest.approx(0, abs=1e-12)  # paired: all trials are above by the same share
+    assert np.isnan(central["excess"])
+    (table,) = found.tables.values()
+    assert table["best lr"].tolist() == ["0.2", "0.4 (end of the grid)", "0.2"]
+    assert table["above centralized"].tolist()[:2] == ["", "+1.00 ± 0.00 %"]
+    assert (
+        "Nearest to the best centralized method is Push-Pull (AB, SAB), adamw: its test loss is +1.00 ± 0.00 %"
+        in found.sentences[0]
+    )
+    drawn = {line.label: line for line in found.figures["by-lr"].panels[0].lines}
+    assert drawn[ALGORITHMS["sgp"].about.title].x.tolist() == [0.1, 0.2]  # without the lr that diverged
+    ends = {line.label: line.y[-1] for line in found.figures["curves"].panels[0].lines}
+    assert ends["Centralized SGD, adamw"] == pytest.approx(2.1)
