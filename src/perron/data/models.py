@@ -79,7 +79,7 @@ class GPT(nn.Module):
     coordinates; layers are normalized first (pre-LN).
 
     >>> sum(parameter.numel() for parameter in GPT(65).parameters())
-    1019073
+    1016513
     """
 
     def __init__(self, tokens: int, *, context: int = 64, width: int = 128, depth: int = 5) -> None:

@@ -42,8 +42,7 @@ class Neural(Problem):
 
     Args:
         model: a network for a batch of inputs; copied. Its trainable parameters are x.
-        data: inputs and targets, for training and for testing, see `perron.data.Images`; bytes or floating-point numbers, or
-            tokens (int64), which are not normalized.
+        data: inputs and targets, see `perron.data.Images`; bytes, floating-point numbers, or tokens (int64), used as they are.
         parts: for each node, the indices of its training samples; see `perron.data.partition`.
         batch: samples of each node for a stochastic gradient; None for all (exact gradients).
         loss: ``(outputs, targets) -> mean over the samples``.
@@ -104,9 +103,7 @@ class Neural(Problem):
             shapes = f"({self.dim},) or ({self.nodes}, {self.dim})"
             raise PerronError(f"start has the shape {tuple(self._start.shape)}; it must be {shapes}.")
         if augment is not None and batch is None:
-            raise PerronError(
-                "Exact gradients (batch=None) are of the samples as they are: leave out augment, or set batch."
-            )
+            raise PerronError("Exact gradients (batch=None) are not augmented: leave out augment, or set batch.")
         self._moments = normalization(data.images)
         self._prepare(self._params[0].dtype, torch.device("cpu"))
         inputs, labels = next(self._chunks(self.data.images, self.data.labels, self.parts[0][:2]))
@@ -370,14 +367,13 @@ class Neural(Problem):
             for trial, point in enumerate(points):
                 self._wear(point.to(self.dtype))
                 self._wear_buffers(self._shared(trial, share))
-                loss, right, predicted = 0.0, 0, 0
+                loss, right = 0.0, 0
                 for inputs, targets in self._chunks(images, labels, which):
                     outputs = self.model(inputs)
                     loss += float(self._loss(outputs, targets)) * len(targets)
                     if not targets.is_floating_point():
                         right += int((outputs.argmax(1) == targets).sum())
-                    predicted += targets.numel()
-                found.append((loss / len(which), right / predicted))
+                found.append((loss / len(which), right / (len(which) * labels[0].numel())))
         losses, shares = torch.tensor(found, dtype=torch.float64).view(*x.shape[:-1], 2).unbind(-1)
         unknown = labels.is_floating_point() | losses.isnan()  # what is not a number is not right by chance
         return losses, shares.masked_fill(unknown, torch.nan)
@@ -399,5 +395,5 @@ class Neural(Problem):
         return flat.view(*which.shape, *images.shape[1:])
 
     def _normal(self, inputs: Tensor) -> Tensor:
-        tokens = inputs.dtype == torch.int64
-        return inputs if tokens else torch.addcmul(self._shift, inputs.to(self.dtype), self._scale)
+        whole = inputs.dtype == torch.int64
+        return inputs if whole else torch.addcmul(self._shift, inputs.to(self.dtype), self._scale)
