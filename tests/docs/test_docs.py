@@ -7,6 +7,7 @@ import re
 import shlex
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
 
@@ -109,13 +110,16 @@ def test_example_runs(example, tmp_path):
         else []
     )
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    options = []
+    options = ["--out", str(tmp_path)] if "--out" in example.read_text() else []
     if example.stem == "train_gpt":
-        options = ["--steps", "10", "--width", "32", "--out", str(tmp_path)]
-        if perron.data.find("tinyshakespeare") is None:
-            pytest.skip("tiny-shakespeare is not here: perron data fetch tinyshakespeare")
-    else:
-        environment["PERRON_DATA"] = ""  # others do without
+        options += ["--steps", "10", "--width", "32"]
+    if "tinyshakespeare" not in example.read_text():
+        environment["PERRON_DATA"] = ""  # they do without
+    elif perron.data.find("tinyshakespeare") is None:
+        pytest.skip("tiny-shakespeare is not here: perron data fetch tinyshakespeare")
+    for client in set(re.findall("transformers|accelerate|lightning", example.read_text())):
+        if find_spec(client) is None:
+            pytest.skip("the extra 'clients' is not installed")
     command = [sys.executable, *launcher, str(example), *options]
     done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
     assert done.returncode == 0, done.stderr

@@ -30,7 +30,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from torch.distributed.distributed_c10d import PrefixStore, _get_default_store
+from torch.distributed.distributed_c10d import PrefixStore
 
 from perron._storage.atomic import make_directory, write_bytes
 from perron.distributed import checkpoint
@@ -38,7 +38,7 @@ from perron.distributed.checkpoint import Checkpoint
 from perron.distributed.checkpoint_record import note_run
 from perron.distributed.checkpoint_states import check_states
 from perron.distributed.optimizer import Decentralized
-from perron.distributed.process_group import TIMEOUT, first_line
+from perron.distributed.process_group import TIMEOUT, first_line, world_store
 from perron.distributed.setup import membership
 from perron.distributed.store import STORE_ERRORS, STORE_PREFIX, enable_tcp_keepalive
 from perron.errors import FileError, NetworkError, PerronError, listed
@@ -206,8 +206,7 @@ Keeper = CheckpointManager  # its name in version 0.1
 def _connect() -> Any:
     """Return a connection of its own to the store of the process group or of the membership."""
     member = membership()
-    default: Any = _get_default_store() if member is None else None
-    prefix, store = (STORE_PREFIX, default) if member is None else ("checkpoints", member.store)
+    prefix, store = (STORE_PREFIX, world_store()) if member is None else ("checkpoints", member.store)
     connection = PrefixStore(prefix, store.clone())
     enable_tcp_keepalive()
     return connection

@@ -20,7 +20,6 @@ from contextlib import AbstractContextManager, nullcontext, suppress
 from typing import Any, Literal
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 
 from perron.algorithms import PushPull
@@ -44,7 +43,8 @@ from perron.distributed.finite import is_finite
 from perron.distributed.flat_parameters import FlatParameters, check_keys, check_rates
 from perron.distributed.inner import Inner, build_inner, with_move
 from perron.distributed.optimizer_state import StatefulOptimizer, refuse_torch_checkpoint
-from perron.distributed.process_group import TIMEOUT, FixedPeers, check_timeout
+from perron.distributed.own_gradients import OwnGradients
+from perron.distributed.process_group import TIMEOUT, FixedPeers, check_timeout, world
 from perron.distributed.setup import membership
 from perron.errors import DivergenceError, NetworkError, PerronError
 from perron.networks.builder import NetworkLike
@@ -107,7 +107,7 @@ class Decentralized(StatefulOptimizer):
         asynchronous: bool = False,
     ) -> None:
         member = membership() if group is None else None
-        if not dist.is_initialized() and member is None:
+        if member is None and world() is None:
             raise PerronError("There is no process group yet: call perron.init() first.")
         if wire not in WIRES or nonfinite not in ("raise", "skip"):
             raise PerronError(f"wire is None or 'bf16', nonfinite 'raise' or 'skip'; got {wire!r} and {nonfinite!r}.")
@@ -122,6 +122,7 @@ class Decentralized(StatefulOptimizer):
         if self.inner is None:
             check_rates(self.param_groups)
         self._flat = FlatParameters(self.param_groups, self.model)
+        self._own_gradients = OwnGradients(self._flat.params)
         self.algorithm = with_move(algorithm or PushPull(), self.inner, self._flat, clip, self.param_groups)
         named = self.model.named_buffers() if self.model is not None else ()
         self.infinite_buffers = frozenset(name for name, buffer in named if not is_finite(buffer))
@@ -158,6 +159,7 @@ class Decentralized(StatefulOptimizer):
             raise PerronError(AVERAGED.format("a step"))
         if not any(one.get("lr", 1.0) for one in self.param_groups):
             refuse_torch_checkpoint()
+        self._own_gradients.check(self.node.name, self.node.peers, unscaled=hasattr(self, "found_inf"))
         self._flat.check(self.param_groups)
         try:
             self._advance(self._gradient())

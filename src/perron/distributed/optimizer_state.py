@@ -12,6 +12,8 @@ import torch
 from torch import Tensor
 
 from perron.distributed.collective import AVERAGED
+from perron.distributed.consistency import compare
+from perron.distributed.process_group import START_TIMEOUT
 from perron.errors import PerronError
 
 if TYPE_CHECKING:
@@ -32,8 +34,10 @@ class StatefulOptimizer(torch.optim.Optimizer):
     last: Tensor  # the last gradient
     node: DistributedNode
     gradients_received: int
+    asynchronous: bool
     _flat: FlatParameters
     _averaging: bool
+    _recovery: Any
 
     def __init__(self, owner: torch.optim.Optimizer) -> None:
         super().__init__(owner.param_groups, owner.defaults)
@@ -55,13 +59,15 @@ class StatefulOptimizer(torch.optim.Optimizer):
         return super().state_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Resume where `state_dict` was taken: the same algorithm, network, node and model."""
+        """Resume where `state_dict` was taken: the same algorithm, network, node and model; on all nodes, from the same step."""
         refuse_torch_checkpoint()
         state_dict = state_dict.copy()
         for before in self._optimizer_load_state_dict_pre_hooks.values():
             changed = before(self, state_dict)
             state_dict = state_dict if changed is None else changed
         state, last, step = self._unpack(state_dict.get("perron"))
+        if self._recovery is None and not self.asynchronous:  # elastic nodes have agreed before
+            compare({"the step of the state to load": step}, self.node.peers, START_TIMEOUT)
         self._settle()
         self.load_groups({name: value for name, value in state_dict.items() if name != "perron"})
         self.algorithm_state, self.last, self.node.step = state, last, step
@@ -109,7 +115,8 @@ class StatefulOptimizer(torch.optim.Optimizer):
         for name, value in self._identity().items():
             if packed[name] != value:
                 raise PerronError(
-                    f"The saved state has {name} {packed[name]}, this optimizer {value}; they must be equal."
+                    f"The saved state has {name} {packed[name]}, this optimizer {value}; they must be equal. Every node "
+                    "saves and loads its own state."
                 )
         current = self.algorithm_state._asdict()
         shapes = {name: tuple(value.shape) for name, value in current.items()}

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import torch.distributed as dist
 from torch import Tensor
 from torch._C._distributed_c10d import AllgatherOptions
+from torch.distributed import distributed_c10d as c10d
 
 from perron.errors import NetworkError, PerronError
 
@@ -93,6 +94,33 @@ class Peers(ABC):
         """Wait for work handles; each comes with the beginning of its error message, or a function that returns it."""
 
 
+_hidden: Any = None  # the group of all processes, while torch.distributed has no default one
+
+
+def world() -> Any:
+    """Return the group of all processes: torch's default one, or the one that `hide_world` has hidden; None if there is none."""
+    return dist.group.WORLD or _hidden
+
+
+def hide_world() -> None:
+    """Let torch.distributed have no default group, so that other libraries see a single process."""
+    global _hidden  # noqa: PLW0603 - in place of torch's global variable
+    _hidden = world()
+    c10d._update_default_pg(None)
+
+
+def show_world() -> None:
+    """Undo `hide_world`."""
+    global _hidden  # noqa: PLW0603
+    c10d._update_default_pg(world())
+    _hidden = None
+
+
+def world_store() -> Any:
+    """Return the store through which the processes of `world` found each other."""
+    return c10d._world.pg_map[world()][1]
+
+
 # gloo stalls the connection of two processes for good if a receive is freed before its message arrives. So every transfer and
 # its tensor are kept until it has been waited for, even if the optimizer that posted it is dropped.
 _in_flight: dict[int, tuple[Any, Tensor]] = {}
@@ -104,9 +132,9 @@ class FixedPeers(Peers):
     remedy = RESUME_HINT
 
     def __init__(self, group: Any = None) -> None:
-        self.group = dist.group.WORLD if group is None else group
-        self.rank, self.size = dist.get_rank(group), dist.get_world_size(group)
-        self.node_ids = dist.get_process_group_ranks(group) if group is not None else range(self.size)
+        self.group = world() if group is None else group
+        self.rank, self.size = self.group.rank(), self.group.size()
+        self.node_ids = dist.get_process_group_ranks(self.group)
 
     def post(self, transfers: list[Transfer]) -> list[Any]:
         """Start transfers one by one on gloo, which does not batch them anyway; in one batch on NCCL, which needs it."""
@@ -194,5 +222,5 @@ def check_timeout(timeout: float, least: float = 0.0) -> float:
 @atexit.register
 def _drain() -> None:
     """Let gloo's threads release their tensors: one that does so while the interpreter shuts down aborts the process."""
-    if dist.is_available() and dist.is_initialized():
+    if dist.is_available() and world() is not None:
         time.sleep(DRAIN_SECONDS)

@@ -15,14 +15,30 @@ from torch.distributed.distributed_c10d import PrefixStore  # dist exports it, b
 from perron.distributed.consistency import refuse_differences, versions
 from perron.distributed.elastic.membership import Membership, connect
 from perron.distributed.launch.worker import exit_with_launcher
-from perron.distributed.process_group import DRAIN_SECONDS, START_TIMEOUT, check_timeout, first_line
+from perron.distributed.process_group import (
+    DRAIN_SECONDS,
+    START_TIMEOUT,
+    check_timeout,
+    first_line,
+    hide_world,
+    show_world,
+    world,
+)
 from perron.distributed.store import STORE_PREFIX, connect_store
 from perron.errors import NetworkError, PerronError
 
 _membership: Membership | None = None
+# From which transformers, Accelerate and Lightning conclude that a process is one of several.
+LAUNCH_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "TORCHELASTIC_RUN_ID", "SLURM_NTASKS")
 
 
-def init(*, backend: str | None = None, timeout: float = START_TIMEOUT, elastic: bool | None = None) -> tuple[int, int]:
+def init(
+    *,
+    backend: str | None = None,
+    timeout: float = START_TIMEOUT,
+    elastic: bool | None = None,
+    isolate: bool = False,
+) -> tuple[int, int]:
     """Join the process group that the launcher (torchrun or perron launch) describes; return rank and initial size.
 
     A second call does nothing. Processes that the launcher restarted form a group of their own.
@@ -32,14 +48,26 @@ def init(*, backend: str | None = None, timeout: float = START_TIMEOUT, elastic:
         timeout: seconds to wait for the other processes.
         elastic: whether to continue when processes are lost, and to let others join (gloo only); by default as the option
             of `perron launch`.
+        isolate: whether to hide the other processes from libraries such as transformers, Accelerate and Lightning: the launcher's
+            variables are removed from the environment, and torch.distributed has no default group. Every node is then a
+            training of its own to them, with its own data and checkpoints, and `Decentralized` is the only link between nodes.
     """
+    rank_and_size = _join(backend, timeout, elastic)
+    if isolate:
+        hide_world()
+        for name in LAUNCH_VARIABLES:
+            os.environ.pop(name, None)
+    return rank_and_size
+
+
+def _join(backend: str | None, timeout: float, elastic: bool | None) -> tuple[int, int]:
     global _membership  # noqa: PLW0603 - one for each process, like the default group of torch.distributed
     if not dist.is_available():
         raise PerronError("This build of PyTorch has no torch.distributed.")
     if _membership is not None:
         return _membership.node, _membership.size
-    if dist.is_initialized():
-        return dist.get_rank(), dist.get_world_size()
+    if (group := world()) is not None:
+        return group.rank(), group.size()
     missing = [name for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT") if name not in os.environ]
     if missing:
         raise PerronError(
@@ -87,8 +115,9 @@ def membership() -> Membership | None:
 
 def shutdown() -> None:
     """Destroy the process group, at the end of a script and on every node."""
-    if dist.is_initialized():
+    if world() is not None:
         time.sleep(DRAIN_SECONDS)  # a gloo thread that still holds tensors would abort the interpreter's exit
+        show_world()
         dist.destroy_process_group()
 
 
