@@ -232,7 +232,7 @@ def test_the_recommended_step_works_on_logistic_regression():
 def run(*arguments, code=0):
     result = CliRunner().invoke(app, ["advise", *map(str, arguments)])
     assert result.exit_code == code, result.output
-    return result.output if not code else str(result.exception)
+    return result.stdout if not code else str(result.exception)
 
 
 def test_command_on_a_topology_and_as_json(monkeypatch):

@@ -26,7 +26,7 @@ def perron(*arguments: str, code: int = 0) -> str:
 def in_process(*arguments: str) -> str:
     result = CliRunner().invoke(app, arguments)
     assert result.exit_code == 0, result.output
-    return result.output
+    return result.stdout
 
 
 @pytest.mark.slow
@@ -37,7 +37,7 @@ def test_graph_as_json_for_all_topologies_and_sizes(name):
         if result.exception is not None:
             assert re.search(rf"got n={n} \(nearest", str(result.exception))
             continue
-        told = json.loads(result.output)
+        told = json.loads(result.stdout)
         assert told["nodes"] == n
         assert 0 < told["c"] <= n
         assert len(told["pull"]["perron"]) == n

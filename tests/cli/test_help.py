@@ -344,7 +344,7 @@ def test_a_disk_that_is_full():
 
 
 def test_ctrl_c_is_silent():
-    struck = "networks.load_network = lambda *_: os.kill(os.getpid(), signal.SIGINT)"
+    struck = "networks.load_network = lambda *_, **__: os.kill(os.getpid(), signal.SIGINT)"
     script = f"import os, signal, sys\nfrom perron import networks\nfrom perron.cli import main as cli\n{struck}\n"
     script += "sys.argv = ['perron', 'graph', 'ring']\ncli.main()"
     command = [sys.executable, "-c", script]

@@ -58,7 +58,7 @@ def test_the_error_is_true_for_every_kind_of_disconnection(edges):
     graph = Graph(3, edges)
     with pytest.raises(GraphError, match="cannot reach") as caught:
         graph.check_strongly_connected()
-    source, target = str(caught.value).split("such as (")[1].rstrip(").").split(", ")
+    source, target = str(caught.value).split("such as (")[1].split(")")[0].split(", ")
     assert not nx.has_path(graph.to_networkx(), int(source), int(target))
 
 

@@ -110,7 +110,7 @@ def execute(words: list[str]) -> str:
         result = CliRunner().invoke(app, rest, env={"COLUMNS": "100"})
         if result.exit_code:
             raise AssertionError(f"{shlex.join(words)} failed: {result.exception!r}\n{result.output}")
-        return result.output
+        return result.stdout
     started = {"perron": [sys.executable, "-m", "perron"], "python": [sys.executable], "torchrun": TORCHRUN}
     return run([*started.get(name, [name]), *rest])
 

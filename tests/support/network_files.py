@@ -7,10 +7,8 @@ BAD = {
     "nan.edges": ("0 1 nan\n", "nan.edges:1: a weight is finite and not negative; got 'nan'"),
     "minus.edges": ("0 1 -3\n", "minus.edges:1: a weight is finite and not negative; got '-3'"),
     "word.edges": ("0 1 heavy\n", "word.edges:1: 'heavy' is not a number"),
-    "twice.edges": ("0 1\n1 0\n0 1\n", "twice.edges:3: edge 0 1 stands in line 1 already"),
     "unknown.edges": ("# nodes: 3\n0 3\n", "unknown.edges:2: unknown node 3; the file says there are 3"),
     "negative.edges": ("0 -1\n", "negative.edges:1: '-1' is not a node"),
-    "huge.edges": ("0 999999999999\n", "huge.edges: .* nodes would need about"),
     "empty.edges": ("", "empty.edges is empty"),
     "comments.edges": ("# nothing\n", "comments.edges holds no edges"),
     "labels.edges": ("# labels: paris\n0 1\n", "labels.edges:1: labels are a JSON list"),
@@ -26,11 +24,6 @@ BAD = {
     "cut.graphml": ("<graphml><graph>", "cut.graphml:1: not well-formed XML"),
     "other.graphml": ("<html></html>", "not GraphML that can be read"),
     "bomb.graphml": ('<!DOCTYPE x [<!ENTITY a "aa">]><graphml>&a;</graphml>', "declares a document type or entities"),
-    "twice.graphml": (
-        '<graphml xmlns="http://graphml.graphdrawing.org/xmlns"><graph edgedefault="directed"><node id="a"/>'
-        '<node id="b"/><edge source="a" target="b"/><edge source="a" target="b"/></graph></graphml>',
-        "twice.graphml:1: edge a -> b stands in line 1 already",
-    ),
     "nan.graphml": (
         '<graphml xmlns="http://graphml.graphdrawing.org/xmlns"><key id="w" for="edge" attr.name="weight" '
         'attr.type="double"/><graph edgedefault="directed"><node id="a"/><edge source="a" target="a"><data key="w">nan'
@@ -42,7 +35,6 @@ BAD = {
         "holds no nodes",
     ),
     "text.npz": ("not a zip", "not an .npz file that can be read"),
-    "what.yaml": ("a: b", "has the suffix '.yaml'; a network is in one of .graphml, "),
 }  # fmt: skip
 
 

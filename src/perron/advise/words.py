@@ -13,7 +13,8 @@ from perron.simulation.cost import measure_traits
 
 def sentences(advice: Advice, mixing: Mixing, labels: Sequence[str]) -> list[str]:
     """Return the advice in sentences."""
-    lines = [_validity(mixing), *advice.metrics.advice(), *_limits(advice, labels)]
+    named = None if list(labels) == [str(node) for node in range(len(labels))] else labels
+    lines = [_validity(mixing), *advice.metrics.advice(named), *_limits(advice, labels)]
     if wild := [fit for fit in advice.assessments if "wild start" in fit.remark]:
         lines.append(
             f"{', '.join(fit.name for fit in wild)}: wild start. Gradients are divided by diag(A^t), which on this network falls "

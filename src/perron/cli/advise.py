@@ -7,8 +7,20 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from perron import networks
 from perron.cli import _names
-from perron.cli.app import console, write_json
-from perron.cli.options import Json, Network, Nodes, Options, Push, Seed, Weights, option, parse_numbers
+from perron.cli.app import console, waiting, write_json
+from perron.cli.options import (
+    Component,
+    Json,
+    Network,
+    Nodes,
+    Options,
+    Push,
+    Seed,
+    Undirected,
+    Weights,
+    option,
+    parse_numbers,
+)
 from perron.errors import PerronError
 
 if TYPE_CHECKING:
@@ -25,6 +37,8 @@ def advise(
     seed: Seed = None,
     options: Options = None,
     push: Push = None,
+    undirected: Undirected = False,
+    largest_component: Component = False,
     algorithm: Annotated[
         list[str] | None,
         option(
@@ -65,7 +79,9 @@ def advise(
     from perron.advise import advise as advise_on
 
     settings = parse_numbers(options)
-    drawn, mixing, notes = networks.load_network(network, nodes, weights, seed, settings, push)
+    drawn, mixing, notes = networks.load_network(
+        network, nodes, weights, seed, settings, push, undirected=undirected, largest_component=largest_component
+    )
     graph = mixing.pull_graph if mixing.has_pull else mixing.push_graph
     graph = graph if isinstance(drawn, tuple) else drawn
     labels = [graph.label(node) for node in range(mixing.nodes)]
@@ -80,7 +96,8 @@ def advise(
 
     fixed = push is not None or networks.is_file(network)
     needs = Needs(steps=steps, **constants)
-    advice = advise_on(mixing, needs, algorithms=algorithm, family=None if fixed else family, labels=labels)
+    with waiting(f"comparing algorithms on {mixing.nodes:,} nodes"):
+        advice = advise_on(mixing, needs, algorithms=algorithm, family=None if fixed else family, labels=labels)
     if as_json:
         write_json(advice.to_dict() | {"notes": notes})
     else:

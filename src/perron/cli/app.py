@@ -9,8 +9,10 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from enum import IntEnum
 from inspect import cleandoc
+from threading import Timer
 from typing import TYPE_CHECKING, Any
 
 import typer
@@ -136,6 +138,18 @@ def print_status(text: str) -> None:
         nowhere = os.open(os.devnull, os.O_WRONLY)
         for descriptor in (1, 2):
             os.dup2(nowhere, descriptor)
+
+
+@contextmanager
+def waiting(text: str) -> Iterator[None]:
+    """Tell on standard error what is being done, once it has taken two seconds."""
+    timer = Timer(2.0, print_status, [f"perron: {text} ..."])
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 def _strip_lines(text: str) -> str:

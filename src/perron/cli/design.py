@@ -7,13 +7,15 @@ from typing import Annotated
 
 from perron import networks
 from perron.cli import _names
-from perron.cli.app import print_lines, write_json
+from perron.cli.app import print_lines, waiting, write_json
 from perron.cli.options import (
+    Component,
     Json,
     Network,
     Nodes,
     Options,
     Seed,
+    Undirected,
     check_writable,
     option,
     out_option,
@@ -29,6 +31,8 @@ def design(
     weights: Annotated[str | None, weights_option("uniform")] = None,
     seed: Seed = None,
     options: Options = None,
+    undirected: Undirected = False,
+    largest_component: Component = False,
     goal: Annotated[
         str,
         option(
@@ -70,21 +74,31 @@ def design(
     from_mixing = from_file and holds_mixing(network)
     if weights is None and not from_mixing and not (from_file and (read_matrix(network).data != 1).any()):
         weights = "uniform"
-    graph, start, notes = networks.load_network(network, nodes, weights, seed, parse_numbers(options), None)
+    graph, start, notes = networks.load_network(
+        network,
+        nodes,
+        weights,
+        seed,
+        parse_numbers(options),
+        None,
+        undirected=undirected,
+        largest_component=largest_component,
+    )
     if not isinstance(graph, Graph):
         raise PerronError(f"Weights are designed for graphs that do not vary in time, and {network} does.")
-    designed = design_weights(
-        graph,
-        start.push_graph if from_mixing and start.has_pull and start.has_push else None,
-        goal=goal,
-        start=start,
-        floor=floor,
-        starts=starts,
-        seed=seed or 0,
-        curvature=tuple(curvature) if curvature else (0.1, 0.3, 1.0),
-        step=step,
-        leaf=leaf,
-    )
+    with waiting(f"searching for weights of {graph.nodes} nodes"):
+        designed = design_weights(
+            graph,
+            start.push_graph if from_mixing and start.has_pull and start.has_push else None,
+            goal=goal,
+            start=start,
+            floor=floor,
+            starts=starts,
+            seed=seed or 0,
+            curvature=tuple(curvature) if curvature else (0.1, 0.3, 1.0),
+            step=step,
+            leaf=leaf,
+        )
     if out is not None:
         notes.append(f"written to {write_mixing(designed.mixing, out)}")
     if as_json:

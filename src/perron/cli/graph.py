@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from perron import networks
-from perron.cli.app import OUTPUT, console, print_lines, print_table, write_json
+from perron.cli.app import OUTPUT, console, print_lines, print_table, waiting, write_json
 from perron.cli.options import (
+    Component,
     Json,
     Nodes,
     Options,
     Push,
     Seed,
+    Undirected,
     Weights,
     flag,
     network_argument,
@@ -34,6 +37,8 @@ def graph(
     seed: Seed = None,
     options: Options = None,
     push: Push = None,
+    undirected: Undirected = False,
+    largest_component: Component = False,
     power: Annotated[int, option("--power", "M", "Also show s of A^m and B^m.")] = 1,
     show_list: Annotated[bool, flag("--list", "List the topologies and stop.")] = False,
     picture: Annotated[Path | None, option("--draw", "FILE", "Draw it (.png, .pdf or .svg).", OUTPUT)] = None,
@@ -47,10 +52,15 @@ def graph(
     perron graph --list
     perron graph random --nodes 12 --set probability=0.5 --seed 3 --draw random.png
     perron graph my-network.graphml --weights uniform --json
+    perron graph p2p-Gnutella08.txt.gz --largest-component
     perron graph A.csv --push B.csv
     """
     if show_list or network is None:
-        if any(given is not None for given in (nodes, weights, seed, options, push, picture)):
+        if (
+            any(given is not None for given in (nodes, weights, seed, options, push, picture))
+            or undirected
+            or largest_component
+        ):
             raise PerronError(
                 "Which network? Name a topology or a file, as in perron graph ring --nodes 8; without one, topologies are "
                 "listed."
@@ -59,19 +69,32 @@ def graph(
         return
     from perron.networks import spectral
 
-    drawn, mixing, notes = networks.load_network(network, nodes, weights, seed, parse_numbers(options), push)
+    with waiting(f"reading {network}"):
+        drawn, mixing, notes = networks.load_network(
+            network,
+            nodes,
+            weights,
+            seed,
+            parse_numbers(options),
+            push,
+            undirected=undirected,
+            largest_component=largest_component,
+        )
     if picture:
         from perron import plots
 
         notes.append(f"drawn in {plots.draw(drawn, picture)}")
-    metrics = spectral.describe(mixing)
-    powers = _sums_of_powers(mixing, power)
+    with waiting(f"computing how {mixing.nodes:,} nodes mix"):
+        metrics = spectral.describe(mixing)
+        powers = _sums_of_powers(mixing, power)
     notes += [f"{name} = {value:.4g}" for name, value in powers.items()]
+    labels = None if isinstance(drawn, tuple) else drawn.labels
+    advice = metrics.advice(labels)
     if as_json:
         edges = max(side.edges for side in (metrics.pull, metrics.push) if side)
-        write_json(metrics.to_dict() | powers | {"edges": edges, "notes": notes, "advice": metrics.advice()})
+        write_json(metrics.to_dict() | powers | {"edges": edges, "notes": notes, "advice": advice})
     else:
-        _print_metrics(metrics, notes)
+        _print_metrics(metrics, labels, [*advice, *notes])
 
 
 def _sums_of_powers(mixing: Mixing, power: int) -> dict[str, float]:
@@ -106,7 +129,7 @@ def _list_topologies(*, as_json: bool) -> None:
     print_table(("topology", "description", "options"), cells, title="Topologies (the paper's six first)")
 
 
-def _print_metrics(metrics: Any, notes: list[str]) -> None:
+def _print_metrics(metrics: Any, labels: Sequence[str] | None, remarks: list[str]) -> None:
     from rich.table import Table
     from rich.text import Text
 
@@ -124,7 +147,9 @@ def _print_metrics(metrics: Any, notes: list[str]) -> None:
     lines = []
     for side in ("pull", "push"):
         if (matrix := getattr(metrics, side)) is not None:
-            entries = ", ".join(f"{weight:.4f}" for weight in matrix.perron[:SHOWN])
+            names = [f"{label} " for label in labels[:SHOWN]] if labels else [""] * SHOWN
+            shown = zip(names, matrix.perron, strict=False)
+            entries = ", ".join(f"{name}{w:.4f}" if w >= 0.001 else f"{name}{w:.2g}" for name, w in shown)
             rest = f", ... ({metrics.nodes - SHOWN} more)" if metrics.nodes > SHOWN else ""
             lines.append(f"Perron vector of {side}: {entries}{rest}")
-    print_lines(*lines, *(f"- {line}" for line in [*metrics.advice(), *notes]))
+    print_lines(*lines, *(f"- {line}" for line in remarks))

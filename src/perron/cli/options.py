@@ -14,7 +14,19 @@ from perron.cli.app import NETWORK, OUTPUT
 from perron.errors import PerronError
 
 SHIPPED = Path(__file__).parents[1] / "studies" / "shipped"
-READABLE = (".graphml", ".edges", ".csv", ".npz")  # files that hold a network
+READABLE = (
+    ".graphml",
+    ".gexf",
+    ".gml",
+    ".net",
+    ".json",
+    ".mtx",
+    ".edges",
+    ".txt",
+    ".csv",
+    ".npz",
+    ".gz",
+)  # may hold a network
 
 
 # ---- completion
@@ -87,7 +99,9 @@ def out_option(text: str, metavar: str = "FILE") -> Any:
 
 def network_argument() -> Any:
     """Return the argument that names a network."""
-    text = f"A topology (see perron graph --list), or a file: {', '.join(READABLE[:-1])} or {READABLE[-1]}."
+    text = (
+        "A topology (see perron graph --list), or a file: GraphML, GEXF, GML, Pajek, JSON, .mtx, edges, .csv or .npz."
+    )
     return typer.Argument(metavar="NAME|FILE", help=text, autocompletion=complete_networks)
 
 
@@ -107,6 +121,10 @@ Options = Annotated[
 ]
 Push = Annotated[
     Path | None, option("--push", "FILE", "The push matrix, if NAME|FILE is the pull matrix alone.", NETWORK)
+]
+Undirected = Annotated[bool, flag("--undirected", "The edges of the file go both ways.", NETWORK)]
+Component = Annotated[
+    bool, flag("--largest-component", "Keep the largest strongly connected component of the file only.", NETWORK)
 ]
 SearchSeed = Annotated[int, option("--seed", "SEED", "Seed of the search.", min=0)]
 StudyName = Annotated[str, study_argument()]

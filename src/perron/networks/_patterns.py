@@ -15,6 +15,11 @@ def both_ways(low: IntArray, high: IntArray) -> IntArray:
     return np.stack([np.concatenate([low, high]), np.concatenate([high, low])], axis=1).astype(np.int64)
 
 
+def distinct(edges: IntArray) -> IntArray:
+    """Return each edge once."""
+    return np.unique(edges, axis=0)
+
+
 def circulant(n: int, shifts: Sequence[int] | IntArray | range) -> IntArray:
     """Return the edges from node i to i + s (mod n), for each shift s."""
     node, shift = np.arange(n), np.asarray(shifts, dtype=np.int64)

@@ -11,7 +11,7 @@ from scipy.sparse.linalg import spsolve
 
 from perron._typing import FloatArray, IntArray
 from perron.errors import MixingError, brief, listed
-from perron.networks.graph import Graph
+from perron.networks.graph import Graph, as_graph
 
 Graphs = Graph | Sequence[Graph]
 SEARCH_ROOT_UP_TO = 2000  # nodes; in larger graphs a spanning tree gets the first possible root
@@ -21,18 +21,21 @@ MAX_ITERATIONS = 160
 
 def as_graphs(graph: Graphs) -> list[Graph]:
     """Return one graph or a sequence of graphs as a list."""
-    graphs = [graph] if isinstance(graph, Graph) else list(graph)
+    graph = as_graph(graph)
+    graphs = [graph] if isinstance(graph, Graph) else list(map(as_graph, graph))
     if not graphs or not all(isinstance(member, Graph) for member in graphs):
         raise MixingError(f"Weights are defined on a Graph or a sequence of them; got {brief(graph)}.")
     return graphs
 
 
-def check_single(graph: Graphs, rule: str) -> None:
-    """Refuse a sequence of graphs."""
+def as_single(graph: Graphs, rule: str) -> Graph:
+    """Return one graph; a sequence of graphs is refused."""
+    graph = as_graph(graph)
     if not isinstance(graph, Graph):
         raise MixingError(
             f"{rule} weights are defined on one graph, not on a time-varying sequence; use uniform, lazy or random_integer."
         )
+    return graph
 
 
 def links(graph: Graph) -> csr_array:

@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from inspect import signature
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from scipy.sparse import eye_array
+import numpy as np
+from scipy.sparse import csr_array, eye_array
 
 from perron._registry import lookup
-from perron.errors import PerronError
+from perron.errors import FileError, GraphError, PerronError
 from perron.networks import released, topologies
-from perron.networks.files import holds_mixing, read_graph, read_matrix, read_mixing
-from perron.networks.graph import Graph
+from perron.networks._formats import WeightedNetwork
+from perron.networks.files import holds_mixing, read_matrix, read_mixing, read_network
+from perron.networks.graph import Graph, as_graph
 from perron.networks.mixing import RULES, Mixing
 
 Graphs = Graph | tuple[Graph, ...]  # several: one per step of the period
-NetworkLike = str | Graph | Iterable[Graph] | Mixing | Callable[[int], Any]
+NetworkLike = (
+    str | Graph | Iterable[Graph] | Mixing | Callable[[int], Any] | Any
+)  # also networkx graphs, scipy matrices
 
 
 class Loaded(NamedTuple):
@@ -38,8 +42,8 @@ def build_network(graph: NetworkLike, nodes: int, *, weights: str = "uniform", s
     """Build a network for a number of nodes.
 
     Args:
-        graph: the name of a topology, a `Graph`, a sequence of graphs for a network that varies in time, a `Mixing`, or a
-            function that returns one of these for a number of nodes.
+        graph: the name of a topology, a `Graph`, a networkx graph, a scipy matrix, a sequence of graphs for a network that varies
+            in time, a `Mixing`, or a function that returns one of these for a number of nodes.
         nodes: number of nodes; only names and functions use it.
         weights: the weight rule for a graph, see `perron.networks.RULES`.
         seed: of random topologies and weights.
@@ -48,14 +52,15 @@ def build_network(graph: NetworkLike, nodes: int, *, weights: str = "uniform", s
         >>> build_network("ring", 4).nodes
         4
     """
+    graph = as_graph(graph)
     if callable(graph) and not isinstance(graph, Graph | Mixing):
-        graph = graph(nodes)
+        graph = as_graph(graph(nodes))
     if isinstance(graph, Mixing):
         return graph
     if isinstance(graph, str):
         built = build_graph(graph, nodes, seed=seed)
     else:
-        built = graph if isinstance(graph, Graph) else tuple(graph)  # type: ignore[arg-type]
+        built = graph if isinstance(graph, Graph) else tuple(map(as_graph, graph))
     return add_weights(built, weights, seed=seed)
 
 
@@ -87,6 +92,9 @@ def load_network(
     seed: int | None = None,
     options: Mapping[str, Any] | None = None,
     push: Path | None = None,
+    *,
+    undirected: bool = False,
+    largest_component: bool = False,
 ) -> Loaded:
     """Build a network from a topology's name, or read it from a file; options that would be ignored are refused.
 
@@ -97,14 +105,18 @@ def load_network(
         seed: of random topologies and weights.
         options: further options of the topology.
         push: a file with the push matrix; ``name`` is then the file with the pull matrix.
+        undirected: whether the edges of a file go both ways.
+        largest_component: whether to keep the largest strongly connected component of a file only.
     """
+    changes = {"undirected": undirected or None, "largest-component": largest_component or None}
     if push is not None:
-        _refuse("a file with --push", nodes=nodes, weights=weights, seed=seed, set=options or None)
+        _refuse("a file with --push", nodes=nodes, weights=weights, seed=seed, set=options or None, **changes)
         mixing = Mixing(pull=read_matrix(name), push=read_matrix(push), name=f"{name}, {push}")
         return Loaded(mixing.pull_graph, mixing, [])
     if is_file(name):
         _refuse("a file", nodes=nodes, set=options or None)
-        return _from_file(Path(name), weights, seed)
+        return _from_file(Path(name), weights, seed, changes)
+    _refuse("a topology; it is for files", **changes)
     nodes = 16 if nodes is None else nodes
     graph = build_graph(name, nodes, options, seed=seed or 0)
     if weights == "authors":
@@ -119,26 +131,47 @@ def is_file(name: str) -> bool:
     return "." in name or "/" in name
 
 
-def _from_file(path: Path, weights: str | None, seed: int | None) -> Loaded:
+def _from_file(path: Path, weights: str | None, seed: int | None, changes: Mapping[str, bool | None]) -> Loaded:
     if holds_mixing(path):
-        _refuse("a file that holds both matrices", weights=weights, seed=seed)
+        _refuse("a file that holds both matrices", weights=weights, seed=seed, **changes)
         mixing = read_mixing(path)
         return Loaded(mixing.pull_graph if mixing.has_pull else mixing.push_graph, mixing, [])
-    graph, matrix, notes = read_graph(path), read_matrix(path), []
+    matrix, labels, notes = _changed(read_network(path), changes)
     if weights is None:
         weights = "random_integer" if (matrix.data == 1).all() else "file"
-    if not len(graph.self_loops):
-        graph = graph.with_self_loops()
+    if not matrix.diagonal().any():
         notes.append("the file has no self-loops; every node was given one")
         if weights == "file":
             notes[-1] += ", of weight 1"
-            matrix = matrix + eye_array(graph.nodes)
+        matrix = csr_array(matrix + eye_array(matrix.shape[0]))
+    try:
+        graph = Graph.from_matrix(matrix, name=path.name, labels=labels)
+    except GraphError as error:
+        raise FileError(f"{path}: {error}") from None
     if weights.replace("-", "_") != "spanning_trees":  # which need a common root only
         graph.check_strongly_connected()  # here, where nodes have the labels of the file
     if weights == "file":
         _refuse("the file's own weights", seed=seed)
-        return Loaded(graph, Mixing.normalized(matrix, name=f"{path.name}, its own weights"), notes)
+        return Loaded(graph, Mixing.from_weights(matrix, name=f"{path.name}, its own weights"), notes)
     return Loaded(graph, add_weights(graph, weights, seed=seed or 0), notes)
+
+
+def _changed(
+    network: WeightedNetwork, changes: Mapping[str, bool | None]
+) -> tuple[csr_array, Sequence[str] | None, list[str]]:
+    """The matrix, labels and notes of a file, with edges both ways or the largest component only, if wanted."""
+    matrix, labels, notes = network.matrix, network.labels, list(network.notes)
+    if changes["undirected"]:
+        matrix = csr_array(matrix.maximum(matrix.T))
+        notes.append("every edge goes both ways")
+    if changes["largest-component"]:
+        components = Graph.from_matrix(matrix).components
+        kept = np.flatnonzero(components == np.bincount(components).argmax())
+        notes.append(f"{len(kept):,} of {matrix.shape[0]:,} nodes kept, the largest strongly connected component")
+        names = labels or [str(node) for node in range(matrix.shape[0])]
+        labels = labels if len(kept) == len(components) else [names[node] for node in kept]
+        matrix = csr_array(matrix[kept][:, kept])
+    return matrix, labels, notes
 
 
 def _call(family: Callable[..., Any], nodes: int, options: Mapping[str, Any], *, seed: int | None) -> Any:

@@ -1,13 +1,23 @@
 """Read and write networks. Errors contain the file, line and token; files are written atomically, and nothing is unpickled.
 
-| suffix                     | content                                                                              |
+The format of a file is recognized by its content; it may be gzipped.
+
+| format                     | content                                                                              |
 |----------------------------|--------------------------------------------------------------------------------------|
-| .graphml                   | directed or undirected, node names, the edge attribute ``weight`` if there is one      |
-| .edges .edgelist .txt      | a line ``source target [weight]`` for each edge; ``# nodes: N``, ``# labels: [...]``   |
-| .csv                       | the n x n matrix, ``[i, j]`` = weight of j at i; names in row and column 0, if any    |
+| GraphML, GEXF              | directed or undirected, labels of nodes, weights                                       |
+| GML                        | the same, as the Internet Topology Zoo has it                                          |
+| Pajek .net                 | ``*Vertices``, ``*Arcs``, ``*Edges``, their lists, ``*Matrix``                             |
+| JSON                       | node-link data of networkx and d3                                                      |
+| lists of edges             | a line ``source target [weight]`` each, as SNAP, KONECT and networkx write them;          |
+|                            | ours have ``# nodes: N`` and ``# labels: [...]``                                         |
+| .csv                       | edges with a header ``Source,Target`` (Gephi), or two or three columns;                  |
+|                            | or the n x n matrix, names in row and column 0, if any                                |
+| Matrix Market .mtx         | the n x n matrix                                                                     |
 | .npz                       | the same matrix, sparse as scipy writes it or one dense array; or a whole `Mixing`    |
 
-Edges without a weight have weight 1. Self-loops are not added; use ``read_graph(path).with_self_loops()``.
+In a matrix, ``[i, j]`` is the weight of node j at node i. Edges without a weight have weight 1, and undirected ones go both ways.
+Parallel edges are merged: their weights are added, unless all are 1. Self-loops are not added; use
+``read_graph(path).with_self_loops()``. Networks are written as .graphml, .edges (.edgelist, .txt), .csv or .npz.
 """
 
 from __future__ import annotations
@@ -24,33 +34,36 @@ from perron._storage import npz
 from perron._storage.atomic import write_bytes
 from perron._typing import FloatArray
 from perron.errors import FileError, FormatError, GraphError, MixingError
-from perron.networks import _text_formats as formats
-from perron.networks._text_formats import WeightedNetwork
-from perron.networks.graph import Graph, check_nodes
+from perron.networks import _formats
+from perron.networks._checks import check_nodes
+from perron.networks._formats import WeightedNetwork, edge_list, table, xml
+from perron.networks._formats.base import read_bytes
+from perron.networks.graph import Graph
 from perron.networks.mixing import Mixing
 
-EDGE_LISTS = (".edges", ".edgelist", ".txt")
-TEXT_FORMATS = dict.fromkeys(EDGE_LISTS, (formats.parse_edge_list, formats.format_edge_list)) | {
-    ".graphml": (formats.parse_graphml, formats.format_graphml),
-    ".csv": (formats.parse_csv, formats.format_csv),
+WRITERS = dict.fromkeys(edge_list.SUFFIXES, edge_list.format_edge_list) | {
+    ".graphml": xml.format_graphml,
+    ".csv": table.format_csv,
 }
-SUFFIXES = (".graphml", *EDGE_LISTS, ".csv", ".npz")
+SUFFIXES = (".graphml", *edge_list.SUFFIXES, ".csv", ".npz")  # of files that are written
 FORMAT = 1  # of a whole mixing; the first files had no number
 CSR_PARTS = ("data", "indices", "indptr")
 
 
 def read_graph(path: str | Path) -> Graph:
-    """Read a graph: an edge for each nonzero weight."""
-    network = _read(Path(path))
+    """Read a graph: an edge for each nonzero weight. Its ``note`` tells what was changed, as parallel edges that were merged."""
+    network = read_network(path)
     try:
-        return Graph.from_matrix(network.matrix, name=Path(path).name, labels=network.labels)
+        return Graph.from_matrix(
+            network.matrix, name=Path(path).name, labels=network.labels, note="; ".join(network.notes)
+        )
     except GraphError as error:
         raise FileError(f"{path}: {error}") from None
 
 
 def read_matrix(path: str | Path) -> csr_array:
     """Read a weight matrix, ``[i, j]`` = the weight that node i gives to node j."""
-    return _read(Path(path)).matrix
+    return read_network(path).matrix
 
 
 def write_graph(graph: Graph, path: str | Path) -> Path:
@@ -108,31 +121,30 @@ def holds_mixing(path: str | Path) -> bool:
     return Path(path).suffix.lower() == ".npz" and "perron_mixing" in npz.read(Path(path))
 
 
-def _read(path: Path) -> WeightedNetwork:
-    suffix = _check_suffix(path)
+def read_network(path: str | Path) -> WeightedNetwork:
+    """Read the weight matrix, the labels of the nodes, and notes on what was changed."""
+    path = Path(path)
     try:
-        return _read_npz(path) if suffix == ".npz" else TEXT_FORMATS[suffix][0](formats.read_text(path), path)
+        if path.suffix.lower() == ".npz":
+            return _read_npz(path)
+        content = read_bytes(path)
+        return _read_npz(path) if content.startswith(b"PK\3\4") else _formats.parse(content, path)
     except GraphError as error:
         raise FileError(f"{path}: {error}") from None
 
 
 def _write(path: Path, matrix: csr_array, labels: Sequence[str] | None) -> Path:
-    suffix = _check_suffix(path)
-    if matrix.shape[0] != matrix.shape[1] or not np.isfinite(matrix.data).all() or (matrix.data < 0).any():
-        raise FileError(f"{path}: a network is a square matrix of finite weights that are not negative.")
-    if suffix != ".npz":
-        return write_bytes(path, TEXT_FORMATS[suffix][1](matrix, labels).encode())
-    arrays = {part: getattr(matrix, part) for part in CSR_PARTS} | ({"labels": np.array(labels)} if labels else {})
-    return write_bytes(path, npz.pack(arrays | {"format": np.array("csr"), "shape": np.array(matrix.shape)}))
-
-
-def _check_suffix(path: Path) -> str:
     suffix = path.suffix.lower()
     if suffix not in SUFFIXES:
         raise FileError(
-            f"{path} has the suffix {path.suffix or '(none)'!r}; a network is in one of {', '.join(SUFFIXES)}."
+            f"{path} has the suffix {path.suffix or '(none)'!r}; a network is written to one of {', '.join(SUFFIXES)}."
         )
-    return suffix
+    if matrix.shape[0] != matrix.shape[1] or not np.isfinite(matrix.data).all() or (matrix.data < 0).any():
+        raise FileError(f"{path}: a network is a square matrix of finite weights that are not negative.")
+    if suffix != ".npz":
+        return write_bytes(path, WRITERS[suffix](matrix, labels).encode())
+    arrays = {part: getattr(matrix, part) for part in CSR_PARTS} | ({"labels": np.array(labels)} if labels else {})
+    return write_bytes(path, npz.pack(arrays | {"format": np.array("csr"), "shape": np.array(matrix.shape)}))
 
 
 def _read_npz(path: Path) -> WeightedNetwork:

@@ -15,16 +15,12 @@ from numpy.typing import ArrayLike
 from scipy.sparse import csr_array, issparse
 from scipy.sparse.csgraph import breadth_first_order, connected_components
 
-from perron._typing import FloatArray, IntArray
+from perron._typing import IntArray
 from perron.errors import GraphError, brief, listed
+from perron.networks._checks import check_labels, check_nodes, to_pairs, to_positions
 
 if TYPE_CHECKING:
     import networkx as nx
-
-
-MAX_NODES = 10_000_000
-MAX_EDGES = 100_000_000
-BYTES_PER_NODE = 200  # a node with about ten edges, in a graph and its two mixing matrices
 
 
 class Tree(NamedTuple):
@@ -43,7 +39,7 @@ class Graph:
 
     Args:
         nodes: the number of nodes, which are 0 .. nodes-1.
-        edges: pairs ``(source, target)``. A pair ``(i, i)`` is a self-loop; repeated pairs count once.
+        edges: pairs ``(source, target)``. A pair ``(i, i)`` is a self-loop; repeated pairs count once, which the note tells.
         self_loops: whether every node has one (the paper's convention), or only those among ``edges``.
         name: for tables and errors.
         note: a remark on its construction, such as the number of draws of a random graph.
@@ -70,10 +66,11 @@ class Graph:
         positions: ArrayLike | None = None,
     ) -> None:
         self.nodes = check_nodes(nodes)
-        pairs = _to_pairs(edges, self.nodes)
+        pairs = to_pairs(edges, self.nodes)
         loop = pairs[:, 0] == pairs[:, 1]
         has_loop = np.full(self.nodes, bool(self_loops))
-        has_loop[pairs[loop, 0]] = True
+        loops = pairs[loop, 0]
+        has_loop[loops] = True
         self.self_loops: IntArray = _frozen(np.flatnonzero(has_loop))
         pairs = pairs[~loop]
         # Entry [target, source]; building the matrix sorts the edges and merges repeated ones.
@@ -83,9 +80,12 @@ class Graph:
         self._links.sum_duplicates()
         self._links.data[:] = 1
         self.name = name or f"graph on {self.nodes} nodes"
-        self.note = note
-        self.labels = _check_labels(labels, self.nodes)
-        self.positions = _to_positions(positions, self.nodes)
+        merged = len(loop) - self._links.nnz - len(np.unique(loops))
+        plural = "1 parallel edge was" if merged == 1 else f"{merged:,} parallel edges were"
+        self.note = "; ".join(filter(None, [note, f"{plural} merged" if merged else ""]))
+        self.labels = check_labels(labels, self.nodes)
+        where = to_positions(positions, self.nodes)
+        self.positions = None if where is None else _frozen(where)
 
     @cached_property
     def edges(self) -> IntArray:
@@ -148,7 +148,27 @@ class Graph:
 
     def symmetric(self) -> Graph:
         """Return the undirected graph, in which every link goes both ways."""
-        return self._with_edges(np.concatenate([self.edges, self.edges[:, ::-1]]), name=f"undirected {self.name}")
+        both = np.unique(np.concatenate([self.edges, self.edges[:, ::-1]]), axis=0)
+        return self._with_edges(both, name=f"undirected {self.name}")
+
+    def subgraph(self, nodes: Sequence[int] | IntArray) -> Graph:
+        """Return the graph of some nodes, in their order, and the edges between them."""
+        kept = np.array([self.check_node(node) for node in nodes], dtype=np.int64)
+        if len(np.unique(kept)) != len(kept):
+            raise GraphError(f"A subgraph has each of its nodes once; got {brief(list(nodes))}.")
+        number = np.full(self.nodes, -1)
+        number[kept] = np.arange(len(kept))
+        loops = np.stack([self.self_loops, self.self_loops], axis=1)
+        edges = number[np.concatenate([self.edges, loops])]
+        return Graph(
+            len(kept), edges[(edges >= 0).all(axis=1)], self_loops=False, name=f"{len(kept)} nodes of {self.name}",
+            labels=[self.labels[node] for node in kept] if self.labels else None,
+            positions=None if self.positions is None else self.positions[kept],
+        )  # fmt: skip
+
+    def largest_component(self) -> Graph:
+        """Return the graph of the largest strongly connected component."""
+        return self.subgraph(np.flatnonzero(self.components == np.bincount(self.components).argmax()))
 
     def with_self_loops(self) -> Graph:
         """Return the graph with a self-loop at every node."""
@@ -189,8 +209,24 @@ class Graph:
         raise GraphError(
             f"{self.name} is not strongly connected: it falls into {count} strongly connected components, {groups}. "
             f"Nodes {{{self._format(ends)}}} cannot reach nodes {{{self._format(starts)}}}, for example {end} cannot reach "
-            f"{start}. Add an edge from the former to the latter, such as ({end}, {start})."
+            f"{start}. Add an edge from the former to the latter, such as ({end}, {start}).{self._remedies()}"
         )
+
+    def _remedies(self) -> str:
+        """What would make the graph strongly connected."""
+        sizes = np.bincount(self.components)
+        said = ""
+        if not (self._links.multiply(self._by_source)).nnz:
+            both = self.symmetric()
+            kept = (
+                ""
+                if both.is_strongly_connected
+                else f", of which {np.bincount(both.components).max()} are then connected"
+            )
+            said += f" No edge has its reverse: if links go both ways, use graph.symmetric() or --undirected{kept}."
+        if sizes.max() > 1:
+            said += f" graph.largest_component() or --largest-component keeps {sizes.max()} of {self.nodes} nodes."
+        return said
 
     def roots(self) -> IntArray:
         """Return the nodes from which every node can be reached: the possible roots of a spanning tree.
@@ -239,14 +275,14 @@ class Graph:
     # ---- conversion
 
     @classmethod
-    def from_matrix(cls, matrix: Any, *, name: str = "", labels: Sequence[str] | None = None) -> Graph:
+    def from_matrix(cls, matrix: Any, *, name: str = "", note: str = "", labels: Sequence[str] | None = None) -> Graph:
         """Return the graph of a weight matrix: i receives from j where ``matrix[i, j]`` is not zero."""
         shape = matrix.shape if issparse(matrix) else np.shape(matrix)
         if len(shape) != 2 or shape[0] != shape[1]:
             raise GraphError(f"A graph needs a square matrix; got shape {shape}.")
         entries = csr_array(matrix != 0 if issparse(matrix) else np.asarray(matrix) != 0).tocoo()
         pairs = np.stack([entries.col, entries.row], axis=1)
-        return cls(shape[0], pairs, self_loops=False, name=name, labels=labels)
+        return cls(shape[0], pairs, self_loops=False, name=name, note=note, labels=labels)
 
     @classmethod
     def from_networkx(cls, graph: nx.Graph[Any], *, self_loops: bool = True, name: str = "") -> Graph:
@@ -254,7 +290,7 @@ class Graph:
         number = {node: i for i, node in enumerate(graph.nodes)}
         pairs = [(number[source], number[target]) for source, target in graph.edges()]
         if not graph.is_directed():
-            pairs += [(target, source) for source, target in pairs]
+            pairs += [(target, source) for source, target in pairs if source != target]
         plain = all(node == i for i, node in enumerate(graph.nodes))
         labels = None if plain else [str(node) for node in graph.nodes]
         return cls(len(number), pairs, self_loops=self_loops, name=name or str(graph.name), labels=labels)
@@ -286,66 +322,13 @@ class Graph:
         return f"<Graph {self.name}: {self.nodes} nodes, {self._links.nnz} edges, {len(self.self_loops)} self-loops>"
 
 
-def check_nodes(nodes: int) -> int:
-    """Return the number of nodes if it is valid and fits into memory, otherwise raise an error."""
-    if isinstance(nodes, bool) or not isinstance(nodes, int | np.integer) or nodes < 1:
-        raise GraphError(f"A graph needs a whole number of nodes, at least 1; got {nodes!r}.")
-    if nodes > MAX_NODES:
-        gigabytes = nodes * BYTES_PER_NODE / 1e9
-        raise GraphError(
-            f"{nodes:,} nodes would need about {gigabytes:,.0f} GB; perron takes at most {MAX_NODES:,} nodes."
-        )
-    return int(nodes)
-
-
-def check_edges(family: str, expected: float, remedy: str) -> None:
-    """Raise an error, before a graph is built, if it would not fit into memory."""
-    if expected > MAX_EDGES:
-        raise GraphError(
-            f"{family} would have about {expected:,.0f} edges, {expected * 40 / 1e9:,.0f} GB with its two matrices; at most "
-            f"{MAX_EDGES:,} are built. Choose {remedy}."
-        )
-
-
-def _to_pairs(edges: Iterable[tuple[int, int]] | ArrayLike, nodes: int) -> IntArray:
-    try:
-        raw = np.asarray(edges if isinstance(edges, np.ndarray) else list(edges))  # type: ignore[arg-type]
-    except (ValueError, TypeError):
-        raise GraphError(f"Edges are pairs of whole numbers (source, target); got {brief(edges)}.") from None
-    if raw.size == 0:
-        return np.empty((0, 2), dtype=np.int64)
-    if raw.ndim != 2 or raw.shape[1] != 2 or not np.issubdtype(raw.dtype, np.integer):
-        raise GraphError(f"Edges are pairs of whole numbers (source, target); got shape {raw.shape}, type {raw.dtype}.")
-    wrong = np.flatnonzero(((raw < 0) | (raw >= nodes)).any(axis=1))
-    if len(wrong):
-        source, target = raw[wrong[0]]
-        raise GraphError(f"Edge ({source}, {target}) leaves the nodes 0 .. {nodes - 1}.")
-    return raw.astype(np.int64, copy=False)
-
-
-def _check_labels(labels: Sequence[str] | None, nodes: int) -> tuple[str, ...] | None:
-    if labels is None:
-        return None
-    if len(labels) != nodes or len(set(labels)) != nodes:
-        raise GraphError(
-            f"{nodes} nodes need {nodes} different labels; got {len(labels)}, {len(set(labels))} different."
-        )
-    for label in labels:
-        if not label or not str(label).isprintable() or str(label) != str(label).strip():
-            raise GraphError(f"A label is printable text without blanks around it; got {brief(label)}.")
-    return tuple(str(label) for label in labels)
-
-
-def _to_positions(positions: ArrayLike | None, nodes: int) -> FloatArray | None:
-    if positions is None:
-        return None
-    try:
-        where = np.array(positions, dtype=np.float64)
-    except (ValueError, TypeError):
-        where = np.empty(0)
-    if where.shape != (nodes, 2) or not np.isfinite(where).all():
-        raise GraphError(f"Positions are a finite ({nodes}, 2) array; got shape {where.shape}.")
-    return _frozen(where)
+def as_graph(value: Any) -> Any:
+    """Convert a networkx graph, a scipy sparse matrix or a square array to a `Graph`; anything else is returned as it is."""
+    if callable(getattr(value, "is_directed", None)):
+        return Graph.from_networkx(value)
+    if issparse(value) or (isinstance(value, np.ndarray) and value.ndim == 2):
+        return Graph.from_matrix(value)
+    return value
 
 
 def _neighbors(matrix: csr_array, row: int) -> IntArray:

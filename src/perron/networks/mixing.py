@@ -20,8 +20,8 @@ from perron.networks._weights import (
     Graphs,
     add_diagonal,
     as_graphs,
+    as_single,
     balance,
-    check_single,
     choose_root,
     links,
     metropolis,
@@ -36,6 +36,7 @@ from perron.networks.stochastic import (
     freeze,
     normalize_columns,
     normalize_rows,
+    rescale,
     to_csr,
     to_dense,
     worst_asymmetry,
@@ -50,7 +51,8 @@ class Mixing:
 
     Args:
         pull: A, row-stochastic, n x n: an array, a scipy sparse matrix or a tensor; or a sequence of them that
-            repeats in time, A_t = pull[t mod len(pull)]. May be omitted for push-only methods.
+            repeats in time, A_t = pull[t mod len(pull)]. May be omitted for push-only methods. Sums of single precision are
+            corrected to those of double precision, with a warning.
         push: B, column-stochastic, likewise. Its graph may differ from that of A.
         connected: the required connectivity. ``"strongly"``, the paper's assumption: both graphs are strongly connected.
             ``"rooted"``, sufficient for Push-Pull: some node reaches all others along A and is reached by all along B.
@@ -86,7 +88,7 @@ matrices are row-stochastic, which lets the nodes agree, but on a wrong point. D
             )
         if connected not in ("strongly", "rooted"):
             raise MixingError(f"connected is 'strongly' or 'rooted'; got {connected!r}.")
-        pulls, pushes = _as_sequence(pull), _as_sequence(push)
+        pulls, pushes = _as_sequence(pull, axis=1), _as_sequence(push, axis=0)
         self.nodes = check_sizes(pulls, pushes)
         check_stochastic(pulls, pushes)
         self._matrices = {"pull": tuple(map(freeze, pulls)), "push": tuple(map(freeze, pushes))}
@@ -200,13 +202,15 @@ matrices are row-stochastic, which lets the nodes agree, but on a wrong point. D
         return cls._from_rule(graph, push_graph, lambda graph: graph.adjacency(), "uniform weights")
 
     @classmethod
-    def normalized(
+    def from_weights(
         cls, weights: Any, *, connected: Literal["strongly", "rooted"] = "strongly", name: str = ""
     ) -> Mixing:
         """Own weights: pull is the given matrix with each row, push the same with each column, divided by its sum."""
         matrix = to_csr(weights)
         check_entries("weights", matrix)
         return cls(normalize_rows(matrix), normalize_columns(matrix), connected=connected, name=name or "own weights")
+
+    normalized = from_weights  # its name in version 0.1
 
     @classmethod
     def lazy(cls, graph: Graphs, push_graph: Graphs | None = None, *, keep: float = 0.5) -> Mixing:
@@ -253,7 +257,7 @@ matrices are row-stochastic, which lets the nodes agree, but on a wrong point. D
 
         W[i, j] = 1 / (1 + max(degree i, degree j)) on the links, the rest of each row on the diagonal.
         """
-        check_single(graph, "metropolis")
+        graph = as_single(graph, "metropolis")
         W = metropolis(graph)
         return cls(W, W, name=f"{graph.name}, Metropolis weights")
 
@@ -264,7 +268,7 @@ matrices are row-stochastic, which lets the nodes agree, but on a wrong point. D
         They exist on every strongly connected graph with all self-loops, and in general if every edge lies on a
         collection of disjoint cycles through all nodes; otherwise the error contains an edge that does not.
         """
-        check_single(graph, "balanced")
+        graph = as_single(graph, "balanced")
         W = balance(graph)
         return cls(W, W, name=f"{graph.name}, balanced weights")
 
@@ -276,8 +280,8 @@ matrices are row-stochastic, which lets the nodes agree, but on a wrong point. D
         in both. Both trees are breadth-first, so that pull^t and push^t are equal to their limits after as many steps as the
         trees are deep. The default root minimizes the sum of the two depths (above 2,000 nodes: the first possible root).
         """
-        check_single(graph, "spanning_trees")
-        upward = (push_graph or graph).reverse()
+        graph = as_single(graph, "spanning_trees")
+        upward = (graph if push_graph is None else as_single(push_graph, "spanning_trees")).reverse()
         if upward.nodes != graph.nodes:
             raise MixingError(f"The two graphs need as many nodes; got {graph.nodes} and {upward.nodes}.")
         root = choose_root(graph, upward) if root is None else root
@@ -298,9 +302,10 @@ matrices are row-stochastic, which lets the nodes agree, but on a wrong point. D
         keep: float = 0.0,
     ) -> Mixing:
         """Normalize the rows of ``weights(graph)`` and the columns of ``weights(push_graph)``, by default of the same matrix."""
-        pulls = [weights(graph) for graph in as_graphs(graph)]
+        graphs = as_graphs(graph)
+        pulls = [weights(graph) for graph in graphs]
         pushes = pulls if push_graph is None else [weights(graph) for graph in as_graphs(push_graph)]
-        name = graph.name if isinstance(graph, Graph) else graph[0].name.split(" +")[0]
+        name = graphs[0].name if len(graphs) == 1 else graphs[0].name.split(" +")[0]
         return cls(
             [add_diagonal(normalize_rows(matrix), keep, axis=1) for matrix in pulls],
             [add_diagonal(normalize_columns(matrix), keep, axis=0) for matrix in pushes],
@@ -372,14 +377,14 @@ matrices are row-stochastic, which lets the nodes agree, but on a wrong point. D
         return f"<Mixing of {self.nodes} nodes: {', '.join(filter(None, [self.name, kind]))}{varying}>"
 
 
-def _as_sequence(matrices: Any) -> list[csr_array]:
+def _as_sequence(matrices: Any, axis: int) -> list[csr_array]:
     if matrices is None:
         return []
     try:
         several = isinstance(matrices, list | tuple) and len(matrices) > 0 and np.ndim(matrices[0]) != 1
     except ValueError:  # rows of different lengths, which to_csr refuses
         several = True
-    return [to_csr(matrix) for matrix in (matrices if several else [matrices])]
+    return [rescale(to_csr(matrix), matrix, axis) for matrix in (matrices if several else [matrices])]
 
 
 RULES: dict[str, Callable[..., Mixing]] = {

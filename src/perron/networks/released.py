@@ -16,7 +16,8 @@ import numpy as np
 from perron._typing import FloatArray, IntArray, check_whole
 from perron.errors import GraphError
 from perron.networks import topologies
-from perron.networks.graph import Graph, check_edges, check_nodes
+from perron.networks._checks import check_edges, check_nodes
+from perron.networks.graph import Graph
 from perron.networks.mixing import Mixing
 
 SEED = 42

@@ -18,6 +18,7 @@ Matrices may be dense or sparse; a doubly stochastic one counts as row-stochasti
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from math import inf, isfinite, log
 from typing import Any, Literal
@@ -154,22 +155,24 @@ class NetworkMetrics:
             table.append(("c", "alignment", f"{self.c:.4g}", ""))
         return table  # type: ignore[return-value]
 
-    def advice(self) -> list[str]:
-        """Return sentences on what the metrics mean for algorithms."""
+    def advice(self, labels: Sequence[str] | None = None) -> list[str]:
+        """Return sentences on what the metrics mean for algorithms; ``labels`` are names of the nodes."""
         advice = []
+
+        def name_of(node: int) -> str:
+            return labels[node] if labels else f"node {node}"
+
         for name, m in (("pull", self.pull), ("push", self.push)):
             if m is None:
                 continue
-            top = int(np.argmax(m.perron))
+            top, bottom = (name_of(int(find(m.perron))) for find in (np.argmax, np.argmin))
             if isfinite(m.kappa) and m.kappa > 10:
                 advice.append(
-                    f"{name} is skewed: node {top} counts {m.kappa:.0f} times as much as node {int(np.argmin(m.perron))}. "
+                    f"{name} is skewed: {top} counts {m.kappa:.0f} times as much as {bottom}. "
                     f"{name.title()}-only methods need steps smaller by that; Push-Pull does not."
                 )
             if m.is_rooted:
-                advice.append(
-                    f"{name} is rooted at node {top}: others count for nothing, only Push-Pull and trees work."
-                )
+                advice.append(f"{name} is rooted at {top}: others count for nothing, only Push-Pull and trees work.")
             elif not isfinite(m.kappa):
                 advice.append(f"{name} is skewed beyond double precision: some nodes count less than 1e-308 of all.")
             if m.rho_2 > 0.99:

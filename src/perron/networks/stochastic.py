@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -54,6 +55,22 @@ def to_csr(matrix: Any) -> csr_array:
     sparse.sum_duplicates()
     sparse.eliminate_zeros()
     return sparse
+
+
+def rescale(matrix: csr_array, given: Any, axis: int) -> csr_array:
+    """Divide rows (axis 1) or columns (axis 0) by their sums if these are one in the lower precision of the given matrix."""
+    digits = str(getattr(given, "dtype", "")).removeprefix("torch.")
+    precision = {"float32": 2.0**-23, "float16": 2.0**-10, "bfloat16": 2.0**-7}.get(digits, 0.0)
+    if not precision or matrix.shape[0] != matrix.shape[1] or not matrix.nnz:
+        return matrix
+    if not TOLERANCE < _worst_line(matrix, axis)[0] <= precision * (2 + float(np.diff(matrix.indptr).max())):
+        return matrix
+    line = "row" if axis == 1 else "column"
+    warnings.warn(
+        f"The {line}s of a {digits} matrix sum to one in that precision only; each {line} was divided by its sum.",
+        stacklevel=4,
+    )
+    return normalize_rows(matrix) if axis == 1 else normalize_columns(matrix)
 
 
 def freeze(matrix: csr_array) -> Matrix:

@@ -14,8 +14,9 @@ import numpy as np
 
 from perron._typing import FloatArray, IntArray, check_whole
 from perron.errors import GraphError
-from perron.networks._patterns import both_ways, circulant, distinct_others, lattice_positions, tree_positions
-from perron.networks.graph import Graph, check_edges, check_nodes
+from perron.networks._checks import check_edges, check_nodes
+from perron.networks._patterns import both_ways, circulant, distinct, distinct_others, lattice_positions, tree_positions
+from perron.networks.graph import Graph
 
 MAX_DRAWS = 1000  # fewer for large graphs: at least 10, and about a million nodes in total
 
@@ -133,7 +134,7 @@ def nearest_neighbor(n: int, *, neighbors: int = 3, seed: int = 0) -> Graph:
         from scipy.spatial import KDTree
 
         _, nearest = KDTree(points).query(points, k=neighbors + 1)
-        return both_ways(np.repeat(np.arange(n), neighbors), nearest[:, 1:].ravel()), points
+        return distinct(both_ways(np.repeat(np.arange(n), neighbors), nearest[:, 1:].ravel())), points
 
     return _connected(n, f"nearest_neighbor({n}, neighbors={neighbors})", seed, draw, "more neighbors")
 
@@ -150,7 +151,7 @@ def chordal_ring(n: int) -> Graph:
     node = np.arange(n)
     edges = np.stack([(node + 1) % n, node], axis=1)
     chords = np.array([(n // 4, 0), (3 * n // 4, n // 2)])
-    return Graph(n, np.concatenate([edges, chords]), name=f"chordal_ring({n})")
+    return Graph(n, distinct(np.concatenate([edges, chords])), name=f"chordal_ring({n})")
 
 
 def undirected_grid(n: int, *, rows: int | None = None) -> Graph:
@@ -176,7 +177,7 @@ def torus(n: int, *, rows: int | None = None) -> Graph:
     right, below = np.roll(node, -1, axis=1), np.roll(node, -1, axis=0)
     sources, targets = np.tile(node.ravel(), 2), np.concatenate([right.ravel(), below.ravel()])
     name, positions = f"torus({height}x{width})", lattice_positions(height, width)
-    return Graph(n, np.stack([sources, targets], axis=1), name=name, positions=positions)
+    return Graph(n, distinct(np.stack([sources, targets], axis=1)), name=name, positions=positions)
 
 
 def de_bruijn(n: int, *, degree: int = 2) -> Graph:
@@ -329,7 +330,8 @@ def _shift_register(n: int, degree: int, target: Callable[[IntArray, IntArray], 
     if degree >= max(n, 3):
         raise GraphError(f"{family}(n, degree) needs 2 <= degree < n; got n={n}, degree={degree}.")
     source, digit = np.repeat(np.arange(n), degree), np.tile(np.arange(degree), n)
-    return Graph(n, np.stack([source, target(source, digit) % n], axis=1), name=f"{family}({n}, degree={degree})")
+    edges = distinct(np.stack([source, target(source, digit) % n], axis=1))
+    return Graph(n, edges, name=f"{family}({n}, degree={degree})")
 
 
 def _connected(

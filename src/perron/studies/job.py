@@ -25,7 +25,7 @@ from perron._storage import tensorfile
 from perron._storage.atomic import write_bytes
 from perron.errors import FileError, PerronError
 from perron.monitor.records import LIVE, Records
-from perron.networks.graph import BYTES_PER_NODE
+from perron.networks._checks import BYTES_PER_NODE
 from perron.studies.provenance import versions
 
 if TYPE_CHECKING:

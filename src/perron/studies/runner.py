@@ -30,7 +30,7 @@ from perron.errors import FileError, GraphError, PerronError
 from perron.monitor.progress import format_values
 from perron.monitor.records import LIVE, Records
 from perron.monitor.status import PlannedRun, announce_study
-from perron.networks.graph import check_nodes
+from perron.networks._checks import check_nodes
 from perron.studies.executors import Executor, Local, cores
 from perron.studies.job import PARTIAL, Job, Report, cost, memory
 from perron.studies.provenance import code, commit, versions
