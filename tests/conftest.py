@@ -3,6 +3,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from _pytest.nodeid import NodeId
 from hypothesis import settings
 
 # Deadlines measure the machine, not the code; the number of examples can be raised from outside.
@@ -21,7 +22,7 @@ UNTIERED = {"test_checkpoint_manager.py", "test_process_group.py"}
 HERE = Path(__file__).parent
 
 
-def pytest_collection_modifyitems(items):
+def pytest_collection_modifyitems(config, items):
     for item in items:
         place = item.path.relative_to(HERE).as_posix() if item.path.is_relative_to(HERE) else ""
         for start, tier in TIERS.items():
@@ -30,3 +31,8 @@ def pytest_collection_modifyitems(items):
         if "designs" in getattr(item, "fixturenames", ()):  # many, made once for all tests that look at them
             item.add_marker("slow")
             item.add_marker(pytest.mark.xdist_group("designs"))
+        group = item.get_closest_marker("xdist_group")
+        if group and config.getoption(
+            "loadgroup", default=False
+        ):  # xdist 3.8 sets item._nodeid, which pytest 9.2 ignores
+            item._id = NodeId.parse(f"{item.nodeid}@{group.args[0]}")
