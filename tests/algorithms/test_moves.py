@@ -1,7 +1,9 @@
 """Moves: the built-in ones are those of torch.optim, on one node and on every node of a network, and keep methods exact."""
 
+import re
 import warnings
 from dataclasses import dataclass, replace
+from inspect import signature
 
 import numpy as np
 import pytest
@@ -406,8 +408,19 @@ def test_wrong_options_are_refused(make, message):
 
 
 def test_methods_whose_step_is_no_direction_take_no_move():
-    with pytest.raises(TypeError, match="move"):
-        EXTRA(move=AdamW())
+    taking = {type(one) for one in ALGORITHMS.values() if "move" in signature(type(one)).parameters}
+    others = {type(one) for one in ALGORITHMS.values()} - taking
+    assert PushPull in taking
+    assert EXTRA in others
+    for kind in others:
+        with pytest.raises(
+            PerronError, match=rf"^{kind.__name__} takes no move: .* These do: ADDOPT, .*, PushPull"
+        ) as caught:
+            kind(move=AdamW())
+        assert not any(re.search(rf"\b{one.__name__}\b", str(caught.value).partition("These do")[2]) for one in others)
+    assert [kind(move=AdamW()).move for kind in taking] == [AdamW()] * len(taking)
+    with pytest.raises(TypeError, match="mov"):
+        EXTRA(mov=AdamW())
 
 
 @pytest.mark.parametrize(

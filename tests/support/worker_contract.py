@@ -501,7 +501,7 @@ def check_types():
         (torch.bfloat16, torch.float32),
         (torch.float16, torch.bfloat16),
     ):
-        model = nn.ParameterList([nn.Parameter(torch.ones(3, dtype=first)), nn.Parameter(torch.ones(2, dtype=second))])
+        model = nn.ParameterList([nn.Parameter(torch.ones(n, dtype=one)) for n, one in ((5000, first), (2, second))])
         optimizer = make(model, inner=partial(torch.optim.SGD, lr=2**-12))
         for _ in range(16):  # steps of 1/4096 are lost in bfloat16, their sum is not
             for param in model:
@@ -594,6 +594,7 @@ def check_changing_values():
             backward(model, 1)
             optimizer.step()
             optimizer.close()
+    after_a_step(data, "was changed by something other", build=lambda: nn.Sequential(nn.Linear(3, 2000)).double())
     after_a_step(replaced, "no longer where it was")
     after_a_step(assigned, "other parameters than")
 

@@ -10,7 +10,8 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator
 from dataclasses import dataclass, fields
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from inspect import Signature, signature
+from typing import Any, Literal, Self, get_args, get_origin, get_type_hints
 
 import numpy as np
 import torch
@@ -52,11 +53,28 @@ class About:
     robust: bool = False
 
 
+class _Options:
+    """The signature of an algorithm's class: its options, although `__new__` accepts any in order to explain errors."""
+
+    def __get__(self, _: object, owner: type) -> Signature:
+        _self, *others = signature(owner.__init__).parameters.values()  # type: ignore[misc]
+        return Signature(others)
+
+
 class Algorithm(ABC):
     """Base of all algorithms; subclasses are frozen dataclasses and are not subclassed themselves.
 
     The state is a NamedTuple of tensors that are never changed in place. Its field ``x`` is the model that a node would use.
     """
+
+    __signature__ = _Options()
+
+    def __new__(cls, *_: Any, **options: Any) -> Self:
+        if "move" in options and "move" not in cls.__signature__.parameters:
+            from perron.algorithms.moves import names_with_move
+
+            raise PerronError(f"{cls.__name__} takes no move: its step is no direction. These do: {names_with_move()}.")
+        return super().__new__(cls)
 
     def __post_init__(self) -> None:
         hints = get_type_hints(type(self))

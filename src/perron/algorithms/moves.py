@@ -358,6 +358,13 @@ class Moving(Algorithm):
         return self.move.default_lr(super().default_lr(network, smoothness) * least)
 
 
+def names_with_move() -> str:
+    """Return the classes that take a move, for errors."""
+    from perron.algorithms import ALGORITHMS
+
+    return ", ".join(sorted({type(one).__name__ for one in ALGORITHMS.values() if isinstance(one, Moving)}))
+
+
 def extend(state: Any, fields: Memory) -> Any:
     """Return a NamedTuple with more fields; itself if there are none."""
     kind: Any = type(state)

@@ -34,6 +34,7 @@ from perron.networks.mixing import Mixing
 from perron.networks.repeat import repeat
 
 if TYPE_CHECKING:
+    from perron.distributed.driver import Driver
     from perron.distributed.elastic.recovery import Recovery
     from perron.distributed.optimizer import Decentralized
 
@@ -93,7 +94,7 @@ def check_rounds(rounds: int, *, plain: bool) -> int:
     return rounds
 
 
-def recovery_from(optimizer: Decentralized, error: NetworkError) -> Recovery:
+def recovery_from(optimizer: Driver, error: NetworkError) -> Recovery:
     """Return the optimizer's recovery; without elastic membership raise the error, now and at every later step."""
     if optimizer._recovery is None:
         optimizer._failure = error

@@ -18,6 +18,7 @@ from perron.errors import PerronError, listed
 Groups = list[dict[str, Any]]
 TORCH_KEYS = {"params", "param_names", "initial_lr", "max_lr", "min_lr", "swa_lr"}  # of torch.optim and its schedulers
 
+LARGE = 4096  # numbers
 BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # by bytes of an element
 
 
@@ -202,7 +203,7 @@ class FlatParameters:
                     f"{self._names[id(param)]} is no longer where it was when the optimizer was made (was the model moved, as "
                     "with model.to(), afterwards?). Make the optimizer last."
                 )
-            if param._version != version or not same_bits(param.detach(), shown):
+            if param._version != version or not same_values(param, shown):
                 raise PerronError(
                     f"{self._names[id(param)]} was changed by something other than the optimizer (were weights loaded into the "
                     "model, or clipped?). Call optimizer.reset() on every node afterwards: the algorithm restarts from there."
@@ -227,13 +228,14 @@ def _place(params: list[nn.Parameter], tensors: Iterable[tuple[Tensor, Tensor | 
         param.grad = grad
 
 
-def same_bits(param: Tensor, shown: Tensor) -> bool:
-    """Return whether a parameter has a point's values, in its own type; NumPy compares four times as fast as torch."""
-    shown = shown.to(param.dtype)
-    if not param.is_cpu:
+def same_values(param: Tensor, shown: Tensor) -> bool:
+    """Return whether a parameter has a point's values, in its own type; NumPy compares large ones four times as fast."""
+    if shown.dtype != param.dtype:
+        shown = shown.to(param.dtype)
+    if not param.is_cpu or param.numel() < LARGE:
         return torch.equal(param, shown)
     kind = BITS[param.element_size()]
-    return np.array_equal(param.view(kind).numpy(), shown.view(kind).numpy())
+    return np.array_equal(param.detach().view(kind).numpy(), shown.view(kind).numpy())
 
 
 def refuse_sharded(params: list[nn.Parameter], model: nn.Module | None) -> None:

@@ -15,9 +15,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from perron.algorithms import ALGORITHMS
 from perron.algorithms.base import Algorithm, Rate
-from perron.algorithms.moves import AdamW, Clipped, Descent, Memory, Move, Moving
+from perron.algorithms.moves import AdamW, Clipped, Descent, Memory, Move, Moving, names_with_move
 from perron.distributed.consistency import copy_tensors, gather_texts
 from perron.distributed.process_group import Peers
 from perron.errors import FileError, PerronError
@@ -121,9 +120,9 @@ def with_move(
         return algorithm
     what = "clip=" if optimizer is None else "inner="
     if not isinstance(algorithm, Moving):
-        able = ", ".join(sorted({type(one).__name__ for one in ALGORITHMS.values() if isinstance(one, Moving)}))
         raise PerronError(
-            f"{what} needs an algorithm that moves along a direction; {algorithm.about.title} does not. These do: {able}."
+            f"{what} needs an algorithm that moves along a direction; {algorithm.about.title} does not. These do: "
+            f"{names_with_move()}."
         )
     move = algorithm.move
     if optimizer is not None:

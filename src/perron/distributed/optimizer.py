@@ -16,7 +16,7 @@ new state, and runs the next step up to its yield: messages are in flight during
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import AbstractContextManager
 from typing import Any, Literal
 
 import torch
@@ -24,8 +24,6 @@ from torch import Tensor, nn
 
 from perron.algorithms import PushPull
 from perron.algorithms.base import Algorithm
-from perron.algorithms.node import Node
-from perron.algorithms.wrappers import Repeated
 from perron.distributed.asynchronous import check_asynchronous
 from perron.distributed.collective import (
     AVERAGED,
@@ -35,18 +33,16 @@ from perron.distributed.collective import (
     check_rounds,
     diverged,
     join,
-    recovery_from,
 )
 from perron.distributed.elastic.generation import Change
 from perron.distributed.elastic.recovery import Recovery
 from perron.distributed.finite import is_finite
-from perron.distributed.flat_parameters import FlatParameters, check_keys, check_rates
-from perron.distributed.inner import Inner, build_inner, with_move
+from perron.distributed.inner import Inner, with_move
 from perron.distributed.optimizer_state import StatefulOptimizer, refuse_torch_checkpoint
 from perron.distributed.own_gradients import OwnGradients
 from perron.distributed.process_group import TIMEOUT, FixedPeers, check_timeout, world
 from perron.distributed.setup import membership
-from perron.errors import DivergenceError, NetworkError, PerronError
+from perron.errors import DivergenceError, PerronError
 from perron.networks.builder import NetworkLike
 
 
@@ -75,6 +71,7 @@ class Decentralized(StatefulOptimizer):
         asynchronous: whether nodes step at their own pace, see `perron.distributed.asynchronous`.
 
     Attributes:
+        steps: the number of steps done; equal on all nodes whenever they exchange.
         run_id: the name of this training in checkpoints; later trainings have greater ones.
         gradients_received: the number of gradients that the current step has had; mostly 0.
         inner: the inner optimizer, or None.
@@ -111,17 +108,7 @@ class Decentralized(StatefulOptimizer):
             raise PerronError("There is no process group yet: call perron.init() first.")
         if wire not in WIRES or nonfinite not in ("raise", "skip"):
             raise PerronError(f"wire is None or 'bf16', nonfinite 'raise' or 'skip'; got {wire!r} and {nonfinite!r}.")
-        if isinstance(params, Tensor):
-            raise PerronError("params is a model, or a list of parameters or parameter groups; got a tensor.")
-        self.model = params if isinstance(params, nn.Module) else None
-        given = params.parameters() if isinstance(params, nn.Module) else params
-        super().__init__(build_inner(inner, list(given), lr, weight_decay))
-        self.inner = None if inner is None else self._owner
-        if self.defaults:  # an inner optimizer without any has keys of its own in each group
-            check_keys(self.param_groups, self.defaults)
-        if self.inner is None:
-            check_rates(self.param_groups)
-        self._flat = FlatParameters(self.param_groups, self.model)
+        super().__init__(params, inner, lr, weight_decay)
         self._own_gradients = OwnGradients(self._flat.params)
         self.algorithm = with_move(algorithm or PushPull(), self.inner, self._flat, clip, self.param_groups)
         named = self.model.named_buffers() if self.model is not None else ()
@@ -133,10 +120,8 @@ class Decentralized(StatefulOptimizer):
         self._settings: dict[str, Any] = {"weights": weights, "seed": seed, "wire": wire, "broadcast": broadcast}
         self._settings["rounds"] = check_rounds(rounds, plain=wire is None and not asynchronous)
         self._settings |= {"timeout": timeout, "nonfinite": nonfinite, "asynchronous": asynchronous}
-        self._running: Any = None
-        self._failure: PerronError | None = None
         self._averaging = self.joined = False
-        self.gradients_received = self.skipped = self._calls = 0
+        self.skipped = 0
         self.run_id = ""
         self.changes: list[Change] = []
         self._recovery = None if member is None else Recovery(self, member)
@@ -167,17 +152,6 @@ class Decentralized(StatefulOptimizer):
             raise diverged(self, error) from None
         return loss
 
-    @property
-    def steps(self) -> int:
-        """The number of steps done; equal on all nodes whenever they exchange."""
-        return self.node.step
-
-    @property
-    def _world(self) -> Node:
-        """The node as the algorithm sees it."""
-        rounds = self._settings["rounds"]
-        return self.node if rounds == 1 else Repeated(self.node, rounds)
-
     def _gradient(self) -> Tensor:
         """Return the gradient as one vector, with weight decay; refuse or replace one that is not finite."""
         groups = self.param_groups if self.inner is None else []  # an inner optimizer has a weight decay of its own
@@ -190,67 +164,6 @@ class Decentralized(StatefulOptimizer):
             raise DivergenceError(f"{where} Lower lr, pass clip=, or pass nonfinite='skip'.")
         self.skipped += 1
         return self.last.clone()
-
-    def _advance(self, grad: Tensor) -> None:
-        """Give the algorithm one gradient; if a node is lost, recover and repeat."""
-        if self._failure is not None:
-            raise self._failure
-        step = self.steps
-        try:
-            self._send(grad)
-        except NetworkError as error:
-            recovery_from(self, error).repeat_step(grad, step, error)
-        except Exception as error:  # the step is abandoned
-            ended = PerronError(
-                f"Step {step} ended with an error and cannot be continued: {type(error).__name__}: {error}"
-            )
-            self._failure = error if isinstance(error, PerronError) else ended
-            raise
-        if self._recovery is not None:
-            self._recovery.membership.stepped()
-        self._calls += 1
-
-    def _send(self, grad: Tensor) -> None:
-        self._flat.learning_rates(self.param_groups)  # a scheduler may have changed them after the step began
-        if self._running is None:  # after close
-            self._begin()
-        self.last = grad
-        try:
-            point = self._running.send(grad)
-            self.gradients_received += 1
-            self.node.flush()
-            self._flat.show(point)
-        except StopIteration as done:
-            self.algorithm_state, self.gradients_received = done.value, 0
-            self.node.step += 1
-            self._begin()
-
-    def _start(self, x: Tensor, *, resume: bool = False) -> None:
-        """Restart the algorithm from the model x; ``resume`` keeps what its move remembers of the gradients."""
-        if resume and self.algorithm_state is not None:
-            self.algorithm_state = self.algorithm.resume(self.algorithm_state, x, self._world)
-        else:
-            self.algorithm_state = self.algorithm.init(x, self._world)
-            self.state.clear()
-        self.last, self.gradients_received = torch.zeros_like(x), 0
-
-    def _begin(self) -> None:
-        """Run the next step up to the point at which it needs a gradient."""
-        rates = self._flat.learning_rates(self.param_groups)
-        self._running = self.algorithm.step(self.algorithm_state, self._world, rates)
-        try:
-            point = next(self._running)
-        except StopIteration:
-            raise PerronError(f"{self.algorithm.about.title} uses no gradients: it is no optimizer.") from None
-        self.node.flush()
-        self._flat.show(point)
-
-    def _settle(self) -> None:
-        """Wait for the messages in flight, and discard the step that has begun."""
-        running, self._running, self.gradients_received = self._running, None, 0
-        if running is not None and self._failure is None:
-            with nullcontext() if self._recovery is None else suppress(NetworkError):  # the next step recovers
-                self.node.drain()
 
     @torch.no_grad()
     def reset(self) -> None:

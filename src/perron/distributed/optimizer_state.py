@@ -6,52 +6,47 @@ The entry ``perron`` of a `state_dict` is the algorithm's state of this node.
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, Any, NoReturn
+from collections.abc import Iterable
+from typing import Any, NoReturn
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from perron.distributed.collective import AVERAGED
 from perron.distributed.consistency import compare
+from perron.distributed.driver import Driver
+from perron.distributed.flat_parameters import FlatParameters, check_keys, check_rates
+from perron.distributed.inner import Inner, build_inner
 from perron.distributed.process_group import START_TIMEOUT
 from perron.errors import PerronError
 
-if TYPE_CHECKING:
-    from perron.algorithms.base import Algorithm
-    from perron.distributed.flat_parameters import FlatParameters
-    from perron.distributed.node import DistributedNode
 
+class StatefulOptimizer(Driver):
+    """The part of `Decentralized` that concerns parameters, groups and state.
 
-class StatefulOptimizer(torch.optim.Optimizer):
-    """The part of `Decentralized` that concerns groups and state: those of another optimizer, and the algorithm's.
-
-    Args:
-        owner: the optimizer whose parameter groups and state become those of this one.
+    Groups and state are those of the inner optimizer; the algorithm's own state is in `state_dict` beside them.
     """
 
-    algorithm: Algorithm
-    algorithm_state: Any = None
-    last: Tensor  # the last gradient
-    node: DistributedNode
-    gradients_received: int
     asynchronous: bool
-    _flat: FlatParameters
     _averaging: bool
-    _recovery: Any
 
-    def __init__(self, owner: torch.optim.Optimizer) -> None:
+    def __init__(
+        self, params: nn.Module | Iterable[Any], inner: Inner | None, lr: float | None, weight_decay: float
+    ) -> None:
+        if isinstance(params, Tensor):
+            raise PerronError("params is a model, or a list of parameters or parameter groups; got a tensor.")
+        self.model = params if isinstance(params, nn.Module) else None
+        given = params.parameters() if isinstance(params, nn.Module) else params
+        owner = build_inner(inner, list(given), lr, weight_decay)
         super().__init__(owner.param_groups, owner.defaults)
-        self._owner = owner
+        self._owner, self.inner = owner, None if inner is None else owner
         self._share_groups()
+        if self.defaults:  # an inner optimizer without any has keys of its own in each group
+            check_keys(self.param_groups, self.defaults)
+        if inner is None:
+            check_rates(self.param_groups)
+        self._flat = FlatParameters(self.param_groups, self.model)
         self.register_state_dict_post_hook(_add_state)
-
-    def _settle(self) -> None:
-        """Wait for the messages in flight, and discard the step that has begun."""
-        raise NotImplementedError
-
-    def _begin(self) -> None:
-        """Run the next step up to the point at which it needs a gradient."""
-        raise NotImplementedError
 
     def state_dict(self) -> dict[str, Any]:
         """As of any optimizer, with the algorithm's state of this node. Messages in flight are sent again after loading."""

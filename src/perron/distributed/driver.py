@@ -1,0 +1,108 @@
+"""Running the generator of an algorithm in an optimizer: it is sent gradients, and yields the points of the next ones."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext, suppress
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from perron.algorithms.base import Algorithm
+from perron.algorithms.node import Node
+from perron.algorithms.wrappers import Repeated
+from perron.distributed.collective import recovery_from
+from perron.distributed.flat_parameters import FlatParameters
+from perron.distributed.node import DistributedNode
+from perron.errors import NetworkError, PerronError
+
+if TYPE_CHECKING:
+    from perron.distributed.elastic.recovery import Recovery
+
+
+class Driver(torch.optim.Optimizer):
+    """The part of `Decentralized` that runs the algorithm on this node."""
+
+    algorithm: Algorithm
+    algorithm_state: Any = None
+    last: Tensor  # the last gradient
+    node: DistributedNode
+    gradients_received: int = 0
+    _flat: FlatParameters
+    _settings: dict[str, Any]
+    _recovery: Recovery | None
+    _running: Any = None
+    _failure: PerronError | None = None
+    _calls: int = 0
+
+    @property
+    def steps(self) -> int:
+        """The number of steps done; equal on all nodes whenever they exchange."""
+        return self.node.step
+
+    @property
+    def _world(self) -> Node:
+        """The node as the algorithm sees it."""
+        rounds = self._settings["rounds"]
+        return self.node if rounds == 1 else Repeated(self.node, rounds)
+
+    def _advance(self, grad: Tensor) -> None:
+        """Give the algorithm one gradient; if a node is lost, recover and repeat."""
+        if self._failure is not None:
+            raise self._failure
+        step = self.steps
+        try:
+            self._send(grad)
+        except NetworkError as error:
+            recovery_from(self, error).repeat_step(grad, step, error)
+        except Exception as error:  # the step is abandoned
+            ended = PerronError(
+                f"Step {step} ended with an error and cannot be continued: {type(error).__name__}: {error}"
+            )
+            self._failure = error if isinstance(error, PerronError) else ended
+            raise
+        if self._recovery is not None:
+            self._recovery.membership.stepped()
+        self._calls += 1
+
+    def _send(self, grad: Tensor) -> None:
+        self._flat.learning_rates(self.param_groups)  # a scheduler may have changed them after the step began
+        if self._running is None:  # after close
+            self._begin()
+        self.last = grad
+        try:
+            point = self._running.send(grad)
+            self.gradients_received += 1
+            self.node.flush()
+            self._flat.show(point)
+        except StopIteration as done:
+            self.algorithm_state, self.gradients_received = done.value, 0
+            self.node.step += 1
+            self._begin()
+
+    def _start(self, x: Tensor, *, resume: bool = False) -> None:
+        """Restart the algorithm from the model x; ``resume`` keeps what its move remembers of the gradients."""
+        if resume and self.algorithm_state is not None:
+            self.algorithm_state = self.algorithm.resume(self.algorithm_state, x, self._world)
+        else:
+            self.algorithm_state = self.algorithm.init(x, self._world)
+            self.state.clear()
+        self.last, self.gradients_received = torch.zeros_like(x), 0
+
+    def _begin(self) -> None:
+        """Run the next step up to the point at which it needs a gradient."""
+        rates = self._flat.learning_rates(self.param_groups)
+        self._running = self.algorithm.step(self.algorithm_state, self._world, rates)
+        try:
+            point = next(self._running)
+        except StopIteration:
+            raise PerronError(f"{self.algorithm.about.title} uses no gradients: it is no optimizer.") from None
+        self.node.flush()
+        self._flat.show(point)
+
+    def _settle(self) -> None:
+        """Wait for the messages in flight, and discard the step that has begun."""
+        running, self._running, self.gradients_received = self._running, None, 0
+        if running is not None and self._failure is None:
+            with nullcontext() if self._recovery is None else suppress(NetworkError):  # the next step recovers
+                self.node.drain()
