@@ -14,7 +14,7 @@ import perron
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--out", default="results/trainer", help="directory of checkpoints, with a folder for each node")
-parser.add_argument("--steps", type=int, default=60)
+parser.add_argument("--steps", type=int, default=150)
 parser.add_argument("--resume", action="store_true")
 options = parser.parse_args()
 
@@ -34,7 +34,7 @@ adamw = lambda groups: torch.optim.AdamW(groups, lr=3e-3)  # noqa: E731
 optimizer = perron.Decentralized(model, perron.PushPull(order="atc"), inner=adamw, clip=1.0)  # (2) with AdamW inside
 arguments = TrainingArguments(
     output_dir=f"{options.out}/node-{rank}", max_grad_norm=0.0,  # (3) a folder for each node; clip= clips instead
-    max_steps=options.steps, per_device_train_batch_size=16, save_steps=30, logging_steps=20, warmup_steps=5,
+    max_steps=options.steps, per_device_train_batch_size=16, save_steps=50, logging_steps=50, warmup_steps=10,
     use_cpu=True, disable_tqdm=True, logging_strategy="no" if rank else "steps", report_to="none",
 )  # fmt: skip
 trainer = Trainer(model, arguments, train_dataset=train, optimizers=(optimizer, None))

@@ -28,14 +28,13 @@ from accelerate.state import AcceleratorState, GradientState
 from lightning.pytorch.callbacks import ModelCheckpoint
 from processes import run_group
 from torch import nn
-from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, TensorDataset
 from transformers import Trainer, TrainingArguments
 
 import perron
 from perron import Mixing, PerronError, PushPull
 from perron.distributed.consistency import DisagreementError, gather_tensors
-from perron.distributed.process_group import show_world, world
+from perron.distributed.process_group import show_world
 from perron.networks import topologies
 
 BATCH, MICRO_STEPS, HALF = 4, 2, 3  # samples of a batch, batches of a step, steps of an epoch; two epochs
@@ -236,24 +235,6 @@ def a_step(model, optimizer):
     optimizer.zero_grad()
     model(IMAGES, LABELS)["loss"].backward()
     optimizer.step()
-
-
-def check_only_averaging_over_nodes_is_refused():
-    alone = [dist.new_group([rank]) for rank in range(SIZE)][RANK]  # the workers of this node
-    for group, wrap_first in ((world(), True), (world(), False), (alone, True)):
-        model = Classifier()
-        optimizer = None if wrap_first else made(model)[0]
-        wrapped = DistributedDataParallel(model, process_group=group)
-        optimizer = optimizer or made(model)[0]
-        with warnings_of_perron() as seen:
-            if group is alone:
-                a_step(wrapped, optimizer)
-                a_step(model, optimizer)
-                assert optimizer.steps == 2
-            else:
-                refused(lambda: a_step(wrapped, optimizer))  # noqa: B023 - called here
-        assert not seen, seen
-        optimizer.close()
 
 
 def check_clipped_gradients_are_noticed():

@@ -261,8 +261,8 @@ def check_accumulation():
 
 
 def check_clipping():
-    """`clip_grad_norm_` before `step()` | works | what is tracked are clipped gradients: biased where data differ;
-    `clip=` clips the direction"""
+    """`clip_grad_norm_` before `step()` | works | what is tracked are clipped gradients, biased where data differ, and a
+    warning in the log says so; `clip=` clips the direction"""
 
     def clipped(model, step):
         loss = backward(model, step)
@@ -634,6 +634,19 @@ def check_data_parallel():
     pair.models = model, pair.models[1]
     pair.ours = make(model, inner=sgd)
     pair.run()
+
+
+def check_data_parallel_over_nodes():
+    """`DistributedDataParallel` over the nodes, as tools wrap models | error | `perron.init(isolate=True)`; see
+    [training tools](clients.md)"""
+    for first in (True, False):
+        model = network()
+        optimizer = None if first else make(model, inner=sgd)
+        wrapped = nn.parallel.DistributedDataParallel(model)
+        optimizer = optimizer or make(model, inner=sgd)
+        backward(wrapped, 0)
+        error(optimizer.step, "averages the gradients of nodes 0, 1", "isolate=True")
+        optimizer.close()
 
 
 def check_sharded_parameters():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import logging
+import math
 import weakref
 from typing import Any
 
@@ -28,7 +29,7 @@ class OwnGradients:
     """
 
     def __init__(self, params: list[nn.Parameter]) -> None:
-        self._params, self._smallest = params, min(params, key=torch.numel)
+        self._params, self._smallest = params, min(params, key=lambda param: param.numel() or math.inf)
         self._after_backward: Tensor | None = None
         self._changes_allowed: bool | None = None  # not known before the first step
         own = weakref.ref(self)
