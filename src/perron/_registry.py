@@ -15,6 +15,7 @@ if TYPE_CHECKING:  # imported where it is needed: it takes a while, and most com
     from pydantic import BaseModel, ValidationError
 
 T = TypeVar("T")
+M = TypeVar("M", bound="BaseModel")
 # Parts of an error's location that name the member of a union that pydantic tried, and parts of its text without information.
 UNION_MEMBERS = re.compile(
     r"bool|int|float|str|none|constrained-\w+|(literal|list|dict|nullable|function-\w+|union)\[.*\]"
@@ -65,7 +66,7 @@ def options_model(function: Any, *, several: bool = False) -> type[BaseModel]:
     return create_model(function.__name__, __config__=config, **options)
 
 
-def validate(model: type[BaseModel], options: dict[str, Any]) -> BaseModel:
+def validate(model: type[M], options: dict[str, Any]) -> M:
     """Validate options against a model; an unknown option is refused with a list of those that exist."""
     from pydantic import ValidationError
 

@@ -57,6 +57,9 @@ def test_algorithms_have_learning_rates_of_their_own():
         (0.1, "uniform", {"move": "adamw"}), (0.2, "uniform", {"move": "adamw"}),
     ]  # fmt: skip
     assert study(algorithms=[{"name": "push_pull", "move": "adamw", "lr": 0.1}], lr="default").runs[0].lr == 0.1
+    first, second = study(algorithms=["push_pull", {"name": "push_pull", "rounds": 2}]).runs
+    assert (first.rounds, second.rounds) == (1, 2)
+    assert (first.columns["algorithm"], second.columns["algorithm"]) == ("push_pull", "push_pull(rounds=2)")
     for lr in (-1.0, [], "fast"):
         with pytest.raises((ValueError, PerronError)):
             study(algorithms=[{"name": "push_pull", "lr": lr}])
@@ -112,6 +115,7 @@ def test_every_algorithm_is_taken_at_its_best_lr():
         "Nearest to the best centralized method is Push-Pull (AB, SAB), adamw: its test loss is +1.00 ± 0.00 %"
         in found.sentences[0]
     )
+    assert "up to 3 learning rates" in found.sentences[1]
     drawn = {line.label: line for line in found.figures["by-lr"].panels[0].lines}
     assert drawn[ALGORITHMS["sgp"].about.title].x.tolist() == [0.1, 0.2]  # without the lr that diverged
     ends = {line.label: line.y[-1] for line in found.figures["curves"].panels[0].lines}

@@ -97,6 +97,7 @@ class Run(BaseModel):
     @cached_property
     def columns(self) -> dict[str, Any]:
         """Each parameter as a column of the results table."""
+        rounds = {"rounds": self.rounds} if self.rounds > 1 else {}
         return {
             "run": self.key,
             "lr_setting": self.lr if isinstance(self.lr, str) else f"{self.lr:.10g}",
@@ -104,7 +105,7 @@ class Run(BaseModel):
             "nodes": self.nodes,
             "weights": self.weights,
             "network_seed": self.network_seed,
-            "algorithm": Choice(name=self.algorithm, **self.algorithm_options).label,
+            "algorithm": Choice(name=self.algorithm, **self.algorithm_options, **rounds).label,
             "trials": self.trials,
             "seed": self.seed,
             **{f"link_{name}": value for name, value in self.links.items()},

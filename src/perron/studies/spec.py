@@ -30,7 +30,6 @@ from pydantic import (
     BeforeValidator,
     ConfigDict,
     Field,
-    TypeAdapter,
     ValidationError,
     field_validator,
     model_validator,
@@ -77,6 +76,14 @@ Many = Annotated[list[T], BeforeValidator(_listed), Field(min_length=1)]
 Choices = Annotated[list[Choice], BeforeValidator(_chosen), Field(min_length=1)]
 
 
+class Own(BaseModel):
+    """What an algorithm may have instead of the study's."""
+
+    weights: str | None = None
+    lr: Many[Rate] | None = None
+    rounds: Annotated[int, Field(ge=1)] | None = None
+
+
 class Study(BaseModel):
     """The content of a study file.
 
@@ -90,8 +97,9 @@ class Study(BaseModel):
             (``"random/authors"``), with ``default`` for the others.
         weights: names of weight rules, or ``"authors"`` for the networks that the paper's authors released.
         network_seed: of random topologies and weights.
-        algorithms: names, or tables with options; the options ``weights`` and ``lr`` override the study's. The option ``move``
-            is a name from `perron.algorithms.MOVES` or a table, as ``{ name = "adamw", weight_decay = 0.1, clip = 1.0 }``.
+        algorithms: names, or tables with options; the options ``weights``, ``lr`` and ``rounds`` override the study's. The
+            option ``move`` is a name from `perron.algorithms.MOVES` or a table, as
+            ``{ name = "adamw", weight_decay = 0.1, clip = 1.0 }``.
         lr: learning rates, or ``"default"`` for each algorithm's own rule; or a table of them by topology, with ``default`` for
             the others.
         warmup, decay: the number of steps over which lr grows to its value, and ``"cosine"`` if it falls to zero until the last
@@ -198,12 +206,8 @@ class Study(BaseModel):
     @classmethod
     def _known_algorithms(cls, value: list[Choice]) -> list[Choice]:
         for choice in value:
-            options, weights, lr = _own(choice)
-            if weights is not None and not isinstance(weights, str):
-                raise ValueError(f"weights of an algorithm is one name; got {weights!r}")
-            cls._known_weights([weights] if weights else [])
-            if lr is not None:
-                TypeAdapter(Many[Rate]).validate_python(lr)
+            options, own = _own(choice)
+            cls._known_weights([own.weights] if own.weights else [])
             algorithm_of(choice.name, options)
         return value
 
@@ -245,8 +249,8 @@ class Study(BaseModel):
         if "authors" in used and (odd := [choice.label for choice in self.topologies if choice.options]):
             raise ValueError(f"weights: the authors' networks take no options; got {', '.join(odd)}")
         for choice in self.algorithms:
-            own = _own(choice)[2]
-            if any("default" in rates for rates in ([_listed(own)] if own else self.lr.values())):
+            own = _own(choice)[1].lr
+            if any("default" in rates for rates in ([own] if own else self.lr.values())):
                 self._check_default_step(choice)
         for requirement in CONCLUSIONS[self.conclusion].requirements:
             if lacking := requirement(self):
@@ -271,23 +275,23 @@ class Study(BaseModel):
             _combinations(self.problem), self.topologies, _combinations(self.links), self.seeds, self.network_seed,
             self.algorithms,
         ):  # fmt: skip
-            options, own, rates = _own(algorithm)
-            for weights in [own] if own else self.weights:
-                tables = (self.lr if rates is None else {"default": _listed(rates)}, self.nodes)
+            options, own = _own(algorithm)
+            for weights in [own.weights] if own.weights else self.weights:
+                tables = ({"default": own.lr} if own.lr else self.lr, self.nodes)
                 for lr, nodes in product(*(_at(table, topology.name, weights) for table in tables)):
                     run = Run(
                         problem=problem, topology=topology.name, topology_options=topology.options, nodes=nodes,
                         weights=weights, network_seed=network_seed, algorithm=algorithm.name, algorithm_options=options,
-                        lr=lr, links=links, seed=seed, **shared,
+                        lr=lr, links=links, seed=seed, **shared | ({"rounds": own.rounds} if own.rounds else {}),
                     )  # fmt: skip
                     found.append(run)
         return list({run.key: run for run in found}.values())
 
 
-def _own(algorithm: Choice) -> tuple[dict[str, Any], Any, Any]:
-    """Return the hyper-parameters of an algorithm, and the weights and lr that it has instead of the study's, or None."""
+def _own(algorithm: Choice) -> tuple[dict[str, Any], Own]:
+    """Return the hyper-parameters of an algorithm, and what it has instead of the study's."""
     options = algorithm.options
-    return options, options.pop("weights", None), options.pop("lr", None)
+    return options, validate(Own, {name: options.pop(name) for name in Own.model_fields if name in options})
 
 
 def _combinations(options: Mapping[str, Any]) -> list[dict[str, Any]]:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from perron.plots import Chart, Line, Panel
+from perron.plots import Chart, Line, Panel, Picture
 from perron.studies.conclusions import text
 from perron.studies.conclusions.base import Conclusion, Row, Table, by_algorithm, curve, standard_error, variants
 from perron.studies.statistics import series
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from perron.studies.results import Outcome
 
 LOSS = "test_loss"
+HIDDEN = ("run", "grid", "each")  # of a row, from the summary
 
 
 def tuned(outcome: Outcome) -> Conclusion:
@@ -34,26 +35,24 @@ def tuned(outcome: Outcome) -> Conclusion:
             rows += [identity | row | _beside(row, central) for row in own]
             curves.append(Panel(title, [curve(row["run"], row["algorithm"], metric=LOSS) for row in own]))
             grids.append(Panel(title, [_grid(row) for row in own]))
-    trials = int(outcome.table.trials.max())
     bars = "two standard errors over trials"
+    figures: dict[str, Picture] = {
+        "curves": Chart(
+            panels=curves, title="Test loss of the averaged model, at the best lr", about=f"Bands are {bars}.", x="step",
+            y="test loss",
+        )
+    }  # fmt: skip
+    if max(row["rates"] for row in rows) > 1:
+        figures["by-lr"] = Chart(
+            panels=grids, title="Test loss after the last step, over the learning rate", about=f"Bars are {bars}.",
+            x="learning rate", y="test loss", log_x=True, marks="points",
+        )  # fmt: skip
     return Conclusion(
-        tables={f"After {outcome.table.step.max():,} steps, at the best lr": text.table([_cells(row) for row in rows])},
-        sentences=_sentences(rows, trials),
-        figures={
-            "curves": Chart(
-                panels=curves, title="Test loss of the averaged model, at the best lr", about=f"Bands are {bars}.", x="step",
-                y="test loss", nested=True,
-            ),
-            "by-lr": Chart(
-                panels=grids, title="Test loss after the last step, over the learning rate", about=f"Bars are {bars}.",
-                x="learning rate", y="test loss", log_x=True, marks="points",
-            ),
-        },
+        tables={f"After {outcome.table.step.max():,} steps": text.table([_cells(row) for row in rows])},
+        sentences=_sentences(rows, int(outcome.table.trials.max())),
+        figures=figures,
         summary={"tuned": [{key: value for key, value in row.items() if key not in HIDDEN} for row in rows]},
-    )  # fmt: skip
-
-
-HIDDEN = ("run", "grid", "each")
+    )
 
 
 def _tuned(label: str, algorithm: str, runs: Table) -> Row:
@@ -104,11 +103,10 @@ def _sentences(rows: list[Row], trials: int) -> list[str]:
         sentences.append(
             f"Nearest to the best centralized method is {best['algorithm']}: its test loss is {_percent(best)} above."
         )
-    counts = sorted({row["rates"] for row in rows})
-    many = f"{counts[0]}" if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
-    how: Any = "one trial" if trials == 1 else f"{trials} trials"
-    return [
-        *sentences,
-        f"Every algorithm has {many} learning rates; reported is the one with the lowest mean of the reported loss over {how}. "
-        "Numbers are of the averaged model: mean and standard error over trials, which are paired in the last column.",
-    ]
+    over = "one trial" if trials == 1 else f"{trials} trials"
+    if (most := max(row["rates"] for row in rows)) > 1:
+        sentences.append(
+            f"The best of up to {most} learning rates is the one with the lowest mean of this loss over {over}."
+        )
+    spread = " with standard errors; those of the last column are of paired trials" if trials > 1 else ""
+    return [*sentences, f"Losses are those of the averaged model, means over {over}{spread}."]
