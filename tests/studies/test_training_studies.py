@@ -120,3 +120,23 @@ def test_every_algorithm_is_taken_at_its_best_lr():
     assert drawn[ALGORITHMS["sgp"].about.title].x.tolist() == [0.1, 0.2]  # without the lr that diverged
     ends = {line.label: line.y[-1] for line in found.figures["curves"].panels[0].lines}
     assert ends["Centralized SGD, adamw"] == pytest.approx(2.1)
+
+
+def test_the_studies_of_the_gpt_agree():
+    """The study takes the methods, the model and the schedule of its tuning, and learning rates of its grid."""
+    final, tuning = load("gpt"), load("gpt-tuning")
+    for name in ("problem", "topologies", "nodes", "weights", "network_seed", "steps", "warmup", "decay"):
+        assert getattr(final, name) == getattr(tuning, name)
+
+    def grid(study):
+        found = {}
+        for run in study.runs:
+            found.setdefault((run.algorithm, str(run.algorithm_options)), set()).add(run.lr)  # whatever the rounds
+        return found
+
+    assert grid(final).keys() == grid(tuning).keys()
+    for algorithm, rates in grid(final).items():
+        assert len(rates) == 1
+        assert rates < grid(tuning)[algorithm]
+        assert len(grid(tuning)[algorithm]) == 4
+    assert {run.seed for run in final.runs}.isdisjoint(run.seed for run in tuning.runs)

@@ -33,19 +33,20 @@ def tuned(outcome: Outcome) -> Conclusion:
             central = min((row for row in own if row["centralized"]), key=lambda row: float(row["loss"]), default=None)
             identity = {"variant": text.describe(variant), "topology": topology, "nodes": int(n)}
             rows += [identity | row | _beside(row, central) for row in own]
-            curves.append(Panel(title, [curve(row["run"], row["algorithm"], metric=LOSS) for row in own]))
+            trained = [(row["run"][row["run"].step > 0], row["algorithm"]) for row in own]
+            curves.append(Panel(title, [curve(run, label, metric=LOSS) for run, label in trained]))
             grids.append(Panel(title, [_grid(row) for row in own]))
     bars = "two standard errors over trials"
-    figures: dict[str, Picture] = {
-        "curves": Chart(
-            panels=curves, title="Test loss of the averaged model, at the best lr", about=f"Bands are {bars}.", x="step",
-            y="test loss",
-        )
-    }  # fmt: skip
+    figures: dict[str, Picture] = {}
+    if outcome.table.step.nunique() > 2:
+        figures["curves"] = Chart(
+            panels=curves, title="Test loss of the averaged model, at the best lr", x="step", y="test loss", log_y=False,
+            about=f"Without the start. Bands are {bars}.",
+        )  # fmt: skip
     if max(row["rates"] for row in rows) > 1:
         figures["by-lr"] = Chart(
             panels=grids, title="Test loss after the last step, over the learning rate", about=f"Bars are {bars}.",
-            x="learning rate", y="test loss", log_x=True, marks="points",
+            x="learning rate", y="test loss", log_x=True, log_y=False, marks="points",
         )  # fmt: skip
     return Conclusion(
         tables={f"After {outcome.table.step.max():,} steps": text.table([_cells(row) for row in rows])},
