@@ -113,8 +113,8 @@ A character GPT of 0.1 million parameters on tiny-shakespeare, 8 nodes with role
 
 - **Push-Pull AdamW in the order atc** ends 0.8 % above all-reduce AdamW, with the same learning rate (1.5 % with the seed of the
   tuning). A second exchange in each step (`rounds=2`) makes no difference that three trials resolve.
-- **The overlapped orders pay here**: pu ends 4 % and cta 7 % above all-reduce. After 250 steps cta is also behind SGP AdamW; pu and
-  SGP cannot be told apart.
+- **The overlapped orders pay here**: pu ends 4 % and cta 7 % above all-reduce. After 250 steps cta is also behind SGP AdamW; pu
+  and SGP cannot be told apart.
 - On a tracker, momentum and plain descent are far behind AdamW.
 
 ## Start here
