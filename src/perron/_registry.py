@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
+from dataclasses import is_dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, TypeVar, get_type_hints
 
@@ -54,13 +55,14 @@ def options_model(function: Any, *, several: bool = False) -> type[BaseModel]:
 
     from pydantic import ConfigDict, create_model
 
-    hints = get_type_hints(function)
+    own_init = isinstance(function, type) and not is_dataclass(function)
+    hints = get_type_hints(function.__init__ if own_init else function)
     options: dict[str, Any] = {}
     for name, parameter in signature(function).parameters.items():
         if name in ("n", "nodes", "dtype") or parameter.kind is Parameter.VAR_KEYWORD:
             continue
-        default = None if parameter.default is Parameter.empty else parameter.default
-        hint: Any = hints[name]
+        default = ... if parameter.default is Parameter.empty else parameter.default
+        hint: Any = hints.get(name, Any)
         options[name] = (hint | list[hint] if several else hint, default)
     config = ConfigDict(extra="forbid", arbitrary_types_allowed=True)
     return create_model(function.__name__, __config__=config, **options)

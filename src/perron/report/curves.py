@@ -9,7 +9,6 @@ import numpy as np
 
 from perron._storage.jsonable import to_jsonable
 from perron._typing import FloatArray, IntArray
-from perron.errors import PerronError
 from perron.networks.facts import Network
 from perron.report.facts import finished
 from perron.simulation.cost import bytes_per_step
@@ -18,7 +17,7 @@ from perron.studies.conclusions import text
 from perron.studies.conclusions.base import Table
 from perron.studies.conclusions.text import OPTIONS, VARYING
 from perron.studies.results import Outcome
-from perron.studies.run import PROBLEMS, Run, algorithm_of
+from perron.studies.run import Run
 from perron.studies.statistics import series
 
 FEWEST, MOST = 40, 400  # points of a curve
@@ -236,7 +235,7 @@ class _StepCosts:
         if key not in self._known:
             try:
                 self._known[key] = compute()
-            except PerronError:
+            except Exception:  # its data or code may not be here, and code of the user's own may raise anything
                 self._known[key] = None
         return self._known[key]
 
@@ -244,7 +243,7 @@ class _StepCosts:
         network = self._once(name, lambda: Network(run.mixing())) if run.nodes <= LARGE else None
         if network is None:
             return None
-        return bytes_per_step(algorithm_of(run.algorithm, run.algorithm_options), network, dim=dim, wire=wire)
+        return bytes_per_step(run.build_algorithm(), network, dim=dim, wire=wire)
 
 
 def _size(run: Run) -> tuple[int, int, int | None]:
@@ -252,8 +251,6 @@ def _size(run: Run) -> tuple[int, int, int | None]:
     problem, wire = run.problem, {"float32": 4, "float64": 8, None: None}[run.precision]
     if "dim" in problem:
         return int(problem["dim"]), wire or 8, problem.get("samples")
-    options = {name: value for name, value in problem.items() if name != "kind"}
-    made: Any = PROBLEMS[problem["kind"]](
-        1, **options
-    )  # knows its number of parameters, if its data are on this machine
-    return made.dim, wire or made.dtype.itemsize, sum(map(len, made.parts))
+    mine = problem["kind"] in run.sources  # a problem of the user's own may need its number of nodes
+    made: Any = run.build_problem(run.nodes if mine else 1)  # knows its size, if its data are on this machine
+    return made.dim, wire or made.dtype.itemsize, None if mine else sum(map(len, made.parts))

@@ -15,6 +15,8 @@ from perron.studies.spec import Study, load, shipped
 
 TABLES = ("nodes", "lr", "problem")
 
+INTERNAL = {"folder", "sources", "sizes"}  # keys of a study that are not written by hand
+
 
 def run_facts(outcome: Outcome, manifest: Manifest) -> dict[str, str]:
     """Return when, where and with what software a study was run, by title."""
@@ -78,7 +80,9 @@ def command(study: Study) -> tuple[str, bool]:
 
 def toml(study: Study) -> str:
     """Return the study as a file that perron reads, without the keys that are not set."""
-    content = {key: value for key, value in study.model_dump(mode="json").items() if value is not None}
+    content = {
+        key: value for key, value in study.model_dump(mode="json", exclude=INTERNAL).items() if value is not None
+    }
     if "batch" in content["problem"] and content["problem"]["batch"] is None:
         content["problem"]["batch"] = "all"
     for key in ("nodes", "lr"):

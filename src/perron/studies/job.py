@@ -220,7 +220,9 @@ def execute(
     facts = _network_facts(network) | {"lr": lr, "steps": steps, "effective_step": effective}
     columns = run.columns | facts | {"predicted": floor if run.decay == "none" else float("nan")}
     table = history.frame()[["step", "trial", *history.values]].assign(**columns)
-    return table[[*columns, "step", "trial", *history.values]], [str(warning.message) for warning in caught]
+    return table[[*columns, "step", "trial", *history.values]], list(
+        dict.fromkeys(str(warning.message) for warning in caught)
+    )
 
 
 def _network_facts(network: Any) -> dict[str, float]:

@@ -30,7 +30,7 @@ from perron._storage.atomic import keep_file, make_own_directory, write_bytes
 from perron.errors import FileError, listed
 from perron.studies.provenance import code as own_code
 from perron.studies.run import Run
-from perron.studies.spec import Study
+from perron.studies.spec import READING, Study
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -127,7 +127,7 @@ def read_study(folder: str | Path, *, code: str | None = None) -> Outcome:
         return _read_code(folder, code)
     manifest, table = _read_pair(folder)
     try:
-        study = Study.model_validate(manifest.study)
+        study = Study.model_validate(manifest.study, context=READING)
     except ValidationError as error:
         raise _no_results(folder, str(error)) from None
     return Outcome(
@@ -243,7 +243,7 @@ def _read_code(folder: Path, code: str) -> Outcome:
             found += [outcome] if outcome.manifest and outcome.manifest.code == code else []
     with suppress(FileError, ValidationError):
         manifest = read_manifest(folder)
-        study = Study.model_validate(manifest.study)
+        study = Study.model_validate(manifest.study, context=READING)
         table, seconds, warned = join_runs(folder, study, code)
         joined = manifest.model_copy(
             update={"code": code, "commit": None, "perron": "", "started": None, "runs": seconds, "sha256": ""}

@@ -5,9 +5,9 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import fields, replace
+from dataclasses import fields, is_dataclass, replace
 from functools import cached_property
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 from pydantic import BaseModel, ConfigDict
 
@@ -24,6 +24,7 @@ from perron.networks.mixing import Mixing
 from perron.problems import Logistic, Neural, Quadratic, language_model
 from perron.problems.base import Problem
 from perron.schedules import LearningRate, cosine, warmup
+from perron.studies import own
 
 PROBLEMS: dict[str, Callable[..., Problem]] = {
     "logistic": Logistic.synthetic,
@@ -56,7 +57,12 @@ class Choice(BaseModel):
 
 
 class Run(BaseModel):
-    """One combination of parameters: everything that decides the numbers of a run."""
+    """One combination of parameters: everything that decides the numbers of a run.
+
+    Attributes:
+        sources: a hash for each name of the user's own (`perron.studies.own`).
+        folder: where these names are looked up; it does not decide numbers.
+    """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
     problem: dict[str, Any]
@@ -79,6 +85,8 @@ class Run(BaseModel):
     final_metrics: list[str]
     precision: str | None
     device: str
+    sources: dict[str, str] = {}
+    folder: str = ""
     warmup: int = 0
     decay: Literal["none", "cosine"] = "none"
     rounds: int = 1
@@ -86,7 +94,7 @@ class Run(BaseModel):
     @cached_property
     def key(self) -> str:
         """A hash of its parameters; those with defaults are younger than the others, and count where they differ from them."""
-        text = json.dumps(self.model_dump(mode="json", exclude_defaults=True), sort_keys=True)
+        text = json.dumps(self.model_dump(mode="json", exclude_defaults=True, exclude={"folder"}), sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
     def __str__(self) -> str:
@@ -114,10 +122,18 @@ class Run(BaseModel):
 
     def build(self) -> tuple[Problem, Algorithm, Mixing]:
         """Build problem, algorithm and network."""
+        own.check(self.sources, self.folder)
+        return self.build_problem(self.nodes), self.build_algorithm(), self.mixing()
+
+    def build_problem(self, nodes: int) -> Problem:
+        """Build the problem for a number of nodes."""
         options = {name: value for name, value in self.problem.items() if name != "kind"}
-        problem = PROBLEMS[self.problem["kind"]](self.nodes, **options)
-        algorithm = algorithm_of(self.algorithm, self.algorithm_options)
-        return problem, algorithm, self.mixing()
+        made: Problem = own.find(self.problem["kind"], PROBLEMS, "kind of problem", self.folder)(nodes, **options)
+        return made
+
+    def build_algorithm(self) -> Algorithm:
+        """Build the algorithm."""
+        return algorithm_of(self.algorithm, self.algorithm_options, self.folder)
 
     def rate(self, algorithm: Algorithm, network: Network, smoothness: float | None) -> tuple[float, int]:
         """Return the learning rate and the number of steps."""
@@ -141,10 +157,19 @@ class Run(BaseModel):
         """Build the network."""
         if self.weights == "authors":
             return build_released(self.topology, self.nodes, seed=self.network_seed)
+        if own.is_file(self.topology):
+            options = self.topology_options
+            return own.network(self.topology, self.folder, self.weights, self.network_seed, **options).mixing
         return add_weights(self.graph(), self.weights, seed=self.network_seed)
 
     def graph(self) -> Graph | tuple[Graph, ...]:
         """Build the graph with positions for drawing; of a time-varying network, one for each step of its period."""
+        if own.is_file(self.topology):
+            return own.network(self.topology, self.folder, **self.topology_options).graph
+        if self.topology in self.sources:
+            return cast(
+                Graph, own.find(self.topology, {}, "topology", self.folder)(self.nodes, **self.topology_options)
+            )
         graph = build_graph(self.topology, self.nodes, self.topology_options, seed=self.network_seed)
         if self.weights != "authors" or isinstance(graph, tuple):
             return graph
@@ -152,14 +177,18 @@ class Run(BaseModel):
         return Graph(released.nodes, released.edges, positions=graph.positions if self.topology == "grid" else None)
 
 
-def algorithm_of(name: str, options: Mapping[str, Any]) -> Algorithm:
+def algorithm_of(name: str, options: Mapping[str, Any], folder: str = "") -> Algorithm:
     """Return the algorithm of that name with some of its hyper-parameters changed."""
-    base: Any = lookup(name, ALGORITHMS, "algorithm")
-    known = [field.name for field in fields(base)]
+    base: Any = own.find(name, ALGORITHMS, "algorithm", folder)
+    kind = base if isinstance(base, type) else type(base)
+    if not issubclass(kind, Algorithm) or not is_dataclass(kind):
+        raise PerronError(f"{name} is no algorithm: it must be a dataclass that inherits from perron.Algorithm.")
+    known = [field.name for field in fields(kind)]
     for key in options:
         lookup(key, dict.fromkeys([*known, "weights"]), f"option of {name}")
-    given = dict(options)
-    if "move" in given:
-        base = replace(base, move=move_of(given.pop("move")))
-    others = {key: getattr(base, key) for key in known if key not in given}
-    return replace(base, **validate(options_model(base.__class__), given | others).model_dump(include=set(given)))
+    move = {"move": move_of(options["move"])} if "move" in options else {}
+    given = {key: value for key, value in options.items() if key != "move"}
+    if isinstance(base, type):
+        return kind(**validate(options_model(kind), given).model_dump(include=set(given)), **move)
+    others = {key: getattr(base, key) for key in known if key not in options}
+    return replace(base, **validate(options_model(kind), given | others).model_dump(include=set(given)), **move)

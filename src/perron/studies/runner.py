@@ -269,7 +269,7 @@ def _collect(
 
     table, each, warned = join_runs(folder, study)
     manifest = Manifest(
-        study=study.model_dump(mode="json"),
+        study=study.fixed.model_dump(mode="json"),
         perron=__version__,
         commit=commit(),
         code=code(),

@@ -23,7 +23,7 @@ from importlib import resources
 from importlib.util import find_spec
 from itertools import product
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal
 
 from pydantic import (
     BaseModel,
@@ -36,6 +36,7 @@ from pydantic import (
 )
 
 from perron._registry import NAME, format_errors, lookup, options_model, unknown, validate
+from perron.algorithms import ALGORITHMS
 from perron.algorithms.moves import Moving
 from perron.algorithms.unreliable import Links
 from perron.data.augment import PRESETS
@@ -46,6 +47,8 @@ from perron.errors import PerronError
 from perron.networks import topologies
 from perron.networks.mixing import RULES
 from perron.simulation.metrics import chosen
+from perron.studies import own
+from perron.studies._values import Choices, Many, Rate, Scalar, combinations, entry_at, listed, own_settings
 from perron.studies.conclusions import CONCLUSIONS
 from perron.studies.run import PROBLEMS, Choice, Run, algorithm_of
 
@@ -55,45 +58,27 @@ NAMES: dict[str, Mapping[str, Any]] = {
     "partition": PARTITIONS,
     "augment": PRESETS,
 }
+READING = "reading"  # context of the validation of a study that was run before
 SHARED = (  # keys that all runs of a study have in common
     "equal_effective_step", "steps", "horizon", "every", "trials", "metrics", "final_metrics", "precision", "device",
     "warmup", "decay", "rounds",
 )  # fmt: skip
-Scalar = bool | int | float | str | None
-
-
-def _listed(value: Any) -> Any:
-    return value if isinstance(value, list) else [value]
-
-
-def _chosen(value: Any) -> Any:
-    return [{"name": entry} if isinstance(entry, str) else entry for entry in _listed(value)]
-
-
-T = TypeVar("T")
-Rate = Annotated[float, Field(gt=0, allow_inf_nan=False)] | Literal["default"]
-Many = Annotated[list[T], BeforeValidator(_listed), Field(min_length=1)]
-Choices = Annotated[list[Choice], BeforeValidator(_chosen), Field(min_length=1)]
-
-
-class Own(BaseModel):
-    """What an algorithm may have instead of the study's."""
-
-    weights: str | None = None
-    lr: Many[Rate] | None = None
-    rounds: Annotated[int, Field(ge=1)] | None = None
 
 
 class Study(BaseModel):
     """The content of a study file.
 
     Attributes:
+        folder: where names of your own are looked up: that of the study file.
+        sources, sizes: a hash of what each of these names stands for, and the number of nodes of each file; written by perron.
         title, about: for people.
         conclusion: what follows from the results; see `perron.studies.conclusions`.
         problem: ``kind`` and the options (but nodes) of `Logistic.synthetic`, `Quadratic.random`, for networks that classify
             images `Neural.images`, or for text `language_model`; ``batch = "all"`` for exact gradients.
-        topologies: names, or tables with options, as ``{ name = "random", probability = 0.5 }``.
-        nodes: node counts, for all topologies; or a table of them by topology (``grid``), or by topology and weights
+        topologies: names, or tables with options, as ``{ name = "random", probability = 0.5 }``; ``"file:abilene.gml"`` for a
+            file, with the options undirected and largest_component. Topologies, algorithms and kinds of problems of your
+            own are ``"my_module:name"``, see `perron.studies.own`.
+        nodes: node counts, for all topologies but files; or a table of them by topology (``grid``), or by topology and weights
             (``"random/authors"``), with ``default`` for the others.
         weights: names of weight rules, or ``"authors"`` for the networks that the paper's authors released.
         network_seed: of random topologies and weights.
@@ -123,13 +108,16 @@ class Study(BaseModel):
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
+    folder: str = ""
+    sources: dict[str, str] = Field(default_factory=dict)
+    sizes: dict[str, int] = Field(default_factory=dict)
     name: Annotated[str, Field(pattern=NAME)] = "study"
     title: str = ""
     about: str = ""
     conclusion: str = "speedup"
     problem: dict[str, Scalar | list[Scalar]] = Field(default_factory=dict, validate_default=True)
     topologies: Choices
-    nodes: dict[str, Many[Annotated[int, Field(ge=1)]]]
+    nodes: dict[str, Many[Annotated[int, Field(ge=1)]]] = Field(default_factory=dict, validate_default=True)
     weights: Many[str] = Field(default_factory=lambda: ["random_integer"])
     network_seed: Many[Annotated[int, Field(ge=0)]] = Field(default_factory=lambda: [0])
     algorithms: Choices = Field(default_factory=lambda: [Choice(name="push_pull")])
@@ -145,7 +133,7 @@ class Study(BaseModel):
     trials: Annotated[int, Field(ge=1)] = 10
     seeds: Many[int] = Field(default_factory=lambda: [0])
     metrics: Many[str] = Field(default_factory=lambda: ["grad_norm_sq"])
-    final_metrics: Annotated[list[str], BeforeValidator(_listed)] = Field(default_factory=list)
+    final_metrics: Annotated[list[str], BeforeValidator(listed)] = Field(default_factory=list)
     accuracies: Many[Annotated[float, Field(gt=0)]] = Field(default_factory=lambda: [1e-4, 1e-5])
     losses: Many[Annotated[float, Field(gt=0)]] = Field(default_factory=lambda: [0.3, 0.1, 0.03])
     precision: Literal["float32", "float64"] | None = None
@@ -170,52 +158,65 @@ class Study(BaseModel):
         known = [choice.name for choice in info.data.get("topologies", [])]
         for name in value:
             lookup(name.partition("/")[0], dict.fromkeys([*known, "default"]), "topology of the study's")
-        if "default" not in value and (missing := [name for name in known if name not in value]):
+        needed = [name for name in known if info.field_name == "lr" or not own.is_file(name)]
+        if "default" not in value and (missing := [name for name in needed if name not in value]):
             raise ValueError(f"nothing for {', '.join(missing)}: add it, or default = ...")
         return value
 
     @field_validator("problem")
     @classmethod
-    def _known_problem(cls, value: dict[str, Any]) -> dict[str, Any]:
+    def _known_problem(cls, value: dict[str, Any], info: Any) -> dict[str, Any]:
         kind = value.get("kind", "logistic")
-        if not isinstance(kind, str) or kind not in PROBLEMS:
+        if not isinstance(kind, str):
             raise unknown(kind, PROBLEMS, "kind of problem")
+        if info.context == READING and kind not in PROBLEMS:
+            return value
+        made = own.find(kind, PROBLEMS, "kind of problem", info.data["folder"])
         given = {key: entry for key, entry in value.items() if key != "kind"}
         if "batch" in given:
-            sizes = [None if size == "all" else size for size in _listed(given["batch"])]
+            sizes = [None if size == "all" else size for size in listed(given["batch"])]
             given["batch"] = sizes if isinstance(given["batch"], list) else sizes[0]
-        model = options_model(PROBLEMS[kind], several=True)
+        model = options_model(made, several=True)
         if empty := [key for key, entry in given.items() if entry == []]:
             raise ValueError(f"{empty[0]} is an empty list")
         problem = {"kind": kind} | validate(model, given).model_dump()
         if kind == "logistic" and problem["compiled"] is None:
             problem["compiled"] = find_spec("numba") is not None  # part of a run's key: the order of sums differs
         for key, among in NAMES.items() if kind == "images" else ():
-            for name in _listed(problem[key]):
+            for name in listed(problem[key]):
                 lookup(name, among, key)
         return problem
 
     @field_validator("topologies")
     @classmethod
-    def _known_topologies(cls, value: list[Choice]) -> list[Choice]:
+    def _known_topologies(cls, value: list[Choice], info: Any) -> list[Choice]:
         for choice in value:
-            validate(options_model(lookup(choice.name, topologies.NAMES, "topology")), choice.options)
+            if info.context == READING and ":" in choice.name:
+                continue
+            if own.is_file(choice.name):
+                known = dict.fromkeys(["undirected", "largest_component"])
+                for key in choice.options:
+                    lookup(key, known, "option of a network file")
+            else:
+                made = own.find(choice.name, topologies.NAMES, "topology", info.data["folder"])
+                validate(options_model(made), choice.options)
         return value
 
     @field_validator("algorithms")
     @classmethod
-    def _known_algorithms(cls, value: list[Choice]) -> list[Choice]:
+    def _known_algorithms(cls, value: list[Choice], info: Any) -> list[Choice]:
         for choice in value:
-            options, own = _own(choice)
-            cls._known_weights([own.weights] if own.weights else [])
-            algorithm_of(choice.name, options)
+            options, instead = own_settings(choice)
+            cls._known_weights([instead.weights] if instead.weights else [])
+            if info.context != READING or choice.name in ALGORITHMS:
+                algorithm_of(choice.name, options, info.data["folder"])
         return value
 
     @field_validator("weights")
     @classmethod
     def _known_weights(cls, value: list[str]) -> list[str]:
         for name in value:
-            lookup(name, {**RULES, "authors": None}, "weight rule")
+            lookup(name, {**RULES, "authors": None, "file": None}, "weight rule")
         return value
 
     @field_validator("links")
@@ -248,18 +249,24 @@ class Study(BaseModel):
                 raise ValueError(f"{key!r} names weights that the study does not use: {', '.join(sorted(used))}")
         if "authors" in used and (odd := [choice.label for choice in self.topologies if choice.options]):
             raise ValueError(f"weights: the authors' networks take no options; got {', '.join(odd)}")
+        plain = [choice.label for choice in self.topologies if not own.is_file(choice.name)]
+        if "file" in used and plain:
+            raise ValueError(
+                f"weights: 'file' stands for the weights of a network file, and {', '.join(plain)} is none"
+            )
         for choice in self.algorithms:
-            own = _own(choice)[1].lr
-            if any("default" in rates for rates in ([own] if own else self.lr.values())):
+            rates = own_settings(choice)[1].lr
+            if any("default" in one for one in ([rates] if rates else self.lr.values())):
                 self._check_default_step(choice)
         for requirement in CONCLUSIONS[self.conclusion].requirements:
             if lacking := requirement(self):
                 raise ValueError(f"conclusion: {self.conclusion} needs {lacking}")
         return self
 
-    @staticmethod
-    def _check_default_step(choice: Choice) -> None:
-        algorithm = algorithm_of(choice.name, _own(choice)[0])
+    def _check_default_step(self, choice: Choice) -> None:
+        if choice.name in self.sources:  # it was checked before it ran
+            return
+        algorithm = algorithm_of(choice.name, own_settings(choice)[0], self.folder)
         try:
             if isinstance(algorithm, Moving):
                 algorithm.move.default_lr(1.0)
@@ -272,37 +279,49 @@ class Study(BaseModel):
         shared = {name: getattr(self, name) for name in SHARED}
         found = []
         for problem, topology, links, seed, network_seed, algorithm in product(
-            _combinations(self.problem), self.topologies, _combinations(self.links), self.seeds, self.network_seed,
+            combinations(self.problem), self.topologies, combinations(self.links), self.seeds, self.network_seed,
             self.algorithms,
         ):  # fmt: skip
-            options, own = _own(algorithm)
-            for weights in [own.weights] if own.weights else self.weights:
-                tables = ({"default": own.lr} if own.lr else self.lr, self.nodes)
-                for lr, nodes in product(*(_at(table, topology.name, weights) for table in tables)):
+            options, instead = own_settings(algorithm)
+            sources = self._sources(problem["kind"], topology.name, algorithm.name)
+            for weights in [instead.weights] if instead.weights else self.weights:
+                tables = ({"default": instead.lr} if instead.lr else self.lr, self._sizes(topology))
+                for lr, nodes in product(*(entry_at(table, topology.name, weights) for table in tables)):
                     run = Run(
                         problem=problem, topology=topology.name, topology_options=topology.options, nodes=nodes,
                         weights=weights, network_seed=network_seed, algorithm=algorithm.name, algorithm_options=options,
-                        lr=lr, links=links, seed=seed, **shared | ({"rounds": own.rounds} if own.rounds else {}),
+                        lr=lr, links=links, seed=seed, sources=sources, folder=self.folder,
+                        **shared | ({"rounds": instead.rounds} if instead.rounds else {}),
                     )  # fmt: skip
                     found.append(run)
         return list({run.key: run for run in found}.values())
 
+    def _sizes(self, topology: Choice) -> dict[str, list[int]]:
+        """The numbers of nodes of a topology; a file has one."""
+        if not own.is_file(topology.name):
+            return self.nodes
+        size = self.sizes.get(topology.label)
+        return {"default": [size or own.network(topology.name, self.folder, **topology.options).mixing.nodes]}
 
-def _own(algorithm: Choice) -> tuple[dict[str, Any], Own]:
-    """Return the hyper-parameters of an algorithm, and what it has instead of the study's."""
-    options = algorithm.options
-    return options, validate(Own, {name: options.pop(name) for name in Own.model_fields if name in options})
+    def _sources(self, problem: str, topology: str, algorithm: str) -> dict[str, str]:
+        """A hash for each of the names that perron does not know."""
+        names: dict[str, Mapping[str, Any]] = {problem: PROBLEMS, topology: topologies.NAMES, algorithm: ALGORITHMS}
+        others = [name for name, known in names.items() if name not in known]
+        return {name: self.sources.get(name) or own.digest(name, self.folder) for name in others}
 
+    @property
+    def uses_own(self) -> bool:
+        """Whether there are names that perron does not know."""
+        names = {choice.name for choice in (*self.topologies, *self.algorithms)} | {self.problem["kind"]}
+        return bool(names - {*PROBLEMS, *topologies.NAMES, *ALGORITHMS})
 
-def _combinations(options: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return all combinations of options whose values may be lists."""
-    return [dict(zip(options, values, strict=True)) for values in product(*map(_listed, options.values()))]
-
-
-def _at(table: Mapping[str, list[Any]], topology: str, weights: str) -> list[Any]:
-    """Return the entry of a table by topology, or by topology and weights."""
-    keys = (f"{topology}/{weights}", topology, "default")
-    return next((table[key] for key in keys if key in table), [])
+    @cached_property
+    def fixed(self) -> Study:
+        """The study with sources and sizes, so that its results can be read when these files are not there."""
+        sources = {name: digest for run in self.runs for name, digest in run.sources.items()}
+        files = [choice for choice in self.topologies if own.is_file(choice.name)]
+        sizes = {choice.label: self._sizes(choice)["default"][0] for choice in files}
+        return self.model_copy(update={"sources": sources, "sizes": sizes})
 
 
 def load(name_or_file: str | Path, changes: Mapping[str, Any] | None = None) -> Study:
@@ -317,7 +336,8 @@ def load(name_or_file: str | Path, changes: Mapping[str, Any] | None = None) -> 
     for key, value in (changes or {}).items():
         _change(content, key, value)
     try:
-        return Study.model_validate({"name": path.stem} | content)
+        study = Study.model_validate({"name": path.stem, "folder": str(path.parent.absolute())} | content)
+        return study if study.uses_own else study.model_copy(update={"folder": ""})
     except ValidationError as error:
         raise PerronError(f"{path.name}: {format_errors(error, Study.model_fields)}") from None
 

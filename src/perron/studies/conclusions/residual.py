@@ -121,7 +121,8 @@ def _sentences(rows: list[Row], others: list[tuple[str, float]]) -> list[str]:
     ]
     least = min(row["residual_sq"] for row in steady)
     for family in ("push-only", "pull-only"):
-        last = [value for algorithm, value in others if ALGORITHMS[algorithm.partition("(")[0]].about.family == family]
+        named = [(ALGORITHMS.get(algorithm.partition("(")[0]), value) for algorithm, value in others]
+        last = [value for algorithm, value in named if algorithm and algorithm.about.family == family]
         if last and max(last) < VANISHED * least:
             sentences.append(f"That of the {family} methods has vanished by then.")
     known = [row for row in steady if np.isfinite(row["slope"])]

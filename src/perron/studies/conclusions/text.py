@@ -28,8 +28,16 @@ def with_error(value: float, error: float, digits: str = ".3e") -> str:
     return f"{value:{digits}}" + (f" ± {error:{digits if 'f' in digits else '.0e'}}" if np.isfinite(error) else "")
 
 
+OWN = re.compile(r"^(file:(.*/)?|[\w.]+:)")  # before a name of the user's own
+
+
 def readable(name: str) -> str:
-    """Return a name of a table with spaces and without prefixes."""
+    """Return a name of a table with spaces and without prefixes, modules and directories.
+
+    >>> readable("random_digraph"), readable("my_module:wheel(spokes=3)"), readable("file:networks/abilene.gml")
+    ('random digraph', 'wheel(spokes=3)', 'abilene.gml')
+    """
+    name = OWN.sub("", name)
     return name.replace("problem_", "").replace("link_", "link ").replace("lr_setting", "lr").replace("_", " ")
 
 
@@ -41,7 +49,7 @@ def algorithm_title(algorithm: str) -> str:
     """
     name, _, options = algorithm.partition("(")
     if name not in ALGORITHMS:
-        return algorithm
+        return OWN.sub("", algorithm)
     return ", ".join(filter(None, [ALGORITHMS[name].about.title, options.removesuffix(")").replace("move=", "")]))
 
 

@@ -1,0 +1,210 @@
+"""Algorithms, problems, topologies and network files of one's own in study files."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pandas as pd
+import pytest
+from processes import HANG
+
+import perron
+from perron.errors import PerronError
+from perron.studies import read_study, run_study
+from perron.studies.spec import Study, load
+
+MODULE = '''
+"""Own algorithm, problem and topology."""
+from dataclasses import dataclass
+
+import torch
+
+import perron
+from perron.algorithms.push_pull import TrackerState
+from scales_of_mine import SCALE
+
+
+@dataclass(frozen=True, kw_only=True)
+class Clipped(perron.Algorithm):
+    """Push-Pull whose tracker is clipped."""
+
+    most: float = 1e9
+
+    @property
+    def about(self):
+        return perron.About(title="Clipped", family="push-pull", matrices="A B", exact=True, reference="a test")
+
+    def init(self, x, node):
+        return TrackerState(x, y=torch.zeros_like(x), grad=torch.zeros_like(x))
+
+    def step(self, state, node, lr):
+        pulled, pushed = node.pull(state.x), node.push(state.y)
+        grad = yield state.x
+        y = pushed.wait() + grad - state.grad
+        return TrackerState(pulled.wait() - lr * y * (self.most / y.norm(dim=-1, keepdim=True)).clamp_max(1), y, grad)
+
+
+class Squares(perron.Problem):
+    per_node = ("centers",)
+    smoothness = 1.0
+
+    def __init__(self, nodes: int, spread: float = 1.0):
+        self.nodes, self.dim = nodes, 2
+        self.centers = SCALE * spread * torch.arange(2.0 * nodes, dtype=torch.float64).view(nodes, 2)
+
+    def local_grads(self, x):
+        return x - self.centers
+
+    def loss(self, x):
+        return (x.unsqueeze(-2) - self.centers).square().sum(-1).mean(-1) / 2
+
+
+def wheel(n: int, spokes: int = 1) -> perron.Graph:
+    return perron.Graph(n, [(i, (i + 1) % n) for i in range(n)] + [(0, k) for k in range(2, 2 + spokes)])
+'''
+STUDY = """
+conclusion = "comparison"
+topologies = ["file:networks/cities.gml", { use = "module_of_mine:wheel", spokes = 2 }]
+nodes = 5
+algorithms = ["push_pull", "module_of_mine:Clipped", { use = "module_of_mine:Clipped", most = 0.5 }]
+lr = 0.1
+steps = 40
+trials = 1
+weights = "uniform"
+[problem]
+kind = "module_of_mine:Squares"
+spread = 0.5
+"""
+CITIES = """graph [ directed 1 node [ id 0 label "rome" ] node [ id 1 label "oslo" ] node [ id 2 label "bonn" ]
+edge [ source 0 target 1 ] edge [ source 1 target 2 ] edge [ source 2 target 0 ] ]"""
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """A folder as a researcher has it; modules of an earlier test are forgotten."""
+    (tmp_path / "module_of_mine.py").write_text(MODULE)
+    (tmp_path / "scales_of_mine.py").write_text("SCALE = 1.0\n")
+    (tmp_path / "networks").mkdir()
+    (tmp_path / "networks" / "cities.gml").write_text(CITIES)
+    (tmp_path / "study.toml").write_text(STUDY)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    yield tmp_path
+    for name in ("module_of_mine", "scales_of_mine"):
+        sys.modules.pop(name, None)
+
+
+def test_own_names_are_run(folder):
+    study = load(folder / "study.toml")
+    assert sorted({(run.topology, run.nodes) for run in study.runs}) == [
+        ("file:networks/cities.gml", 3),
+        ("module_of_mine:wheel", 5),
+    ]
+    outcome = run_study(study, folder / "results", workers=2)
+    assert not outcome.failed
+    last = outcome.table.sort_values("step").groupby(["topology", "algorithm"])["grad_norm_sq"].last().unstack()
+    # Unclipped, the own algorithm is Push-Pull; clipped, it is not.
+    assert last["module_of_mine:Clipped"].tolist() == pytest.approx(last["push_pull"].tolist(), rel=1e-9)
+    assert (last["module_of_mine:Clipped(most=0.5)"] / last["push_pull"] - 1).abs().min() > 0.01
+    problem, algorithm, mixing = study.runs[0].build()
+    history = perron.simulate(problem, algorithm, mixing, lr=0.1, steps=40)
+    own = outcome.table[outcome.table["run"] == study.runs[0].key]
+    assert own["grad_norm_sq"].iloc[-1] == float(history["grad_norm_sq"][-1].mean())
+    again = run_study(load(folder / "study.toml"), folder / "results", workers=1)
+    assert again.reused == len(study.runs)
+    # Results can be read without the files.
+    for path in (*folder.glob("*.py"), folder / "networks" / "cities.gml"):
+        path.unlink()
+    assert read_study(folder / "results").study.runs == study.fixed.runs
+    subprocess.run([sys.executable, "-m", "perron", "study", "show", str(folder / "results")], check=True, timeout=HANG)
+
+
+def keys(folder):
+    return [run.key for run in load(folder / "study.toml").runs]
+
+
+def test_the_key_of_a_run_follows_the_content(folder):
+    before = keys(folder)
+    for path in folder.glob("*.py"):
+        path.write_text(path.read_text() + "# a remark\n")
+    assert keys(folder) == before
+    (folder / "scales_of_mine.py").write_text("SCALE = 2.0\n")  # imported by the module that is named
+    changed = keys(folder)
+    assert not set(changed) & set(before)
+    (folder / "networks" / "cities.gml").write_text(CITIES.replace("rome", "ravenna"))
+    latest = keys(folder)
+    assert [old == new for old, new in zip(changed, latest, strict=True)] == [False] * 3 + [True] * 3
+
+
+def test_changes_while_a_study_runs_are_refused(folder):
+    run = load(folder / "study.toml").runs[0]
+    (folder / "scales_of_mine.py").write_text("SCALE = 2.0\n")
+    with pytest.raises(PerronError, match="module_of_mine:Squares has changed since the study was started"):
+        run.build()
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("module_of_mine:wheel", "no_such_module:wheel", "No module named 'no_such_module'"),
+        ("module_of_mine:wheel", "module_of_mine:whel", "module_of_mine has no 'whel'"),
+        ("spokes = 2", "spoke = 2", "no option 'spoke'; did you mean 'spokes'"),
+        ("spokes = 2", 'spokes = "two"', "spokes"),
+        ("most = 0.5", "least = 0.5", "no option of module_of_mine:Clipped 'least'"),
+        ("module_of_mine:Clipped", "module_of_mine:Squares", "is no algorithm: it must be a dataclass"),
+        ("spread = 0.5", "spread = 0.5\nwidth = 1", "no option 'width'"),
+        ("cities.gml", "towns.gml", "towns.gml: No such file"),
+        ('weights = "uniform"', 'weights = "file"', "'file' stands for the weights of a network file"),
+        ("nodes = 5\n", "", "nothing for module_of_mine:wheel"),
+    ],
+)
+def test_mistakes_are_named(folder, old, new, message):
+    (folder / "study.toml").write_text(STUDY.replace(old, new))
+    with pytest.raises(PerronError, match=message):
+        _ = load(folder / "study.toml").runs
+
+
+def test_a_failing_import_names_file_and_line(folder):
+    (folder / "scales_of_mine.py").write_text("\nSCALE = 1 / 0\n")
+    with pytest.raises(PerronError, match=r"scales_of_mine.py:2: ZeroDivisionError"):
+        load(folder / "study.toml")
+    (folder / "scales_of_mine.py").write_text("\n\nSCALE = = 1\n")
+    with pytest.raises(PerronError, match=r"scales_of_mine.py:3: SyntaxError"):
+        load(folder / "study.toml")
+
+
+def test_weights_of_a_network_file(folder):
+    (folder / "networks" / "cities.gml").write_text(CITIES.replace("target 1", "target 1 weight 3"))
+    changes = {"topologies": [{"name": "file:networks/cities.gml", "undirected": True}], "weights": ["file", "uniform"]}
+    study = load(folder / "study.toml", changes)
+    own, uniform = study.runs[0], next(run for run in study.runs if run.weights == "uniform")
+    assert own.mixing().pull.tolist() == [[1 / 5, 3 / 5, 1 / 5], [3 / 5, 1 / 5, 1 / 5], [1 / 3, 1 / 3, 1 / 3]]
+    assert uniform.mixing().pull.tolist() == [[1 / 3] * 3] * 3
+    assert own.graph().labels == ("rome", "oslo", "bonn")
+
+
+def test_studies_without_own_names_do_not_depend_on_their_folder(tmp_path):
+    (tmp_path / "plain.toml").write_text('topologies = ["ring"]\nnodes = 4\n[problem]\nkind = "quadratic"\n')
+    study = load(tmp_path / "plain.toml")
+    assert study.folder == ""
+    assert study == Study(name="plain", topologies=["ring"], nodes=4, problem={"kind": "quadratic"})
+
+
+@pytest.mark.processes
+def test_killed_and_resumed(folder):
+    """kill -9 while the study runs; the second run does the rest, with the numbers of an undisturbed one."""
+    slow = STUDY.replace("steps = 40", "steps = 4000").replace("trials = 1", "trials = 1\nsave_every = 0\nevery = 100")
+    (folder / "study.toml").write_text(slow)
+    command = [sys.executable, "-m", "perron", "study", "run", str(folder / "study.toml"), "--workers", "1", "--out"]
+    running = subprocess.Popen([*command, str(folder / "killed")], stderr=subprocess.DEVNULL, start_new_session=True)
+    deadline = time.monotonic() + HANG
+    while not list((folder / "killed").glob("runs/*.parquet")):  # at least one is done, and others are not
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    os.killpg(running.pid, signal.SIGKILL)
+    running.wait()
+    for name in ("killed", "whole"):
+        subprocess.run([*command, str(folder / name)], check=True, timeout=HANG, capture_output=True)
+    tables = [read_study(folder / name).table for name in ("killed", "whole")]
+    pd.testing.assert_frame_equal(*tables)
