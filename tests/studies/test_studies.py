@@ -122,7 +122,7 @@ def test_algorithms_and_topologies_take_options(quick):
         ({"problem.nois_std": 1}, "did you mean 'noise_std'"),
         ({"algorithms": [{"name": "abm", "heavy": "big"}]}, r"algorithms: heavy: .*got 'big'"),
         ({"algorithms": [{"name": "abm", "heavy": [0.1, 0.2]}]}, "algorithms: heavy"),
-        ({"algorithms": [{"name": "abm", "weights": ["lazy"]}]}, "one name"),
+        ({"algorithms": [{"name": "abm", "weights": ["lazy"]}]}, "weights: input should be a valid string"),
         ({"nodes": {"default": [2], "ring/lazzy": [5]}}, "names weights that the study does not use"),
         ({"weights": "authors", "topologies": [{"name": "random", "probability": 0.9}]}, "take no options"),
         ({"name": "../escaped"}, "name"),
