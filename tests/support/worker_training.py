@@ -107,6 +107,16 @@ def check_equals_the_simulator():
     assert set(ALGORITHMS) - names == {"push_sum", "pull_diag"}  # these average; they are no optimizers
 
 
+def check_graphs_of_networkx_and_scipy():
+    graph = topologies.random_digraph(SIZE, seed=1)
+    expected = simulated(perron.PushPull(), mixing=Mixing.uniform(graph))
+    for given in (graph, graph.to_networkx(), graph.adjacency(), [graph.to_networkx(), graph]):
+        model = Model()
+        optimizer = Decentralized(model, perron.PushPull(), given, lr=LR)
+        close(trained(optimizer, model, Loss()), expected)
+        optimizer.close()
+
+
 def check_points_that_are_not_the_model():
     algorithm = ALGORITHMS["abn"]  # the gradient is taken ahead of x
     model = Model()

@@ -44,6 +44,7 @@ from perron.distributed.process_group import TIMEOUT, FixedPeers, check_timeout,
 from perron.distributed.setup import membership
 from perron.errors import DivergenceError, PerronError
 from perron.networks.builder import NetworkLike
+from perron.networks.graph import as_graph
 
 
 class Decentralized(StatefulOptimizer):
@@ -53,8 +54,9 @@ class Decentralized(StatefulOptimizer):
         params: the model, or its parameters or parameter groups (then buffers are not averaged). All parameters are
             on one device; those of 16 bits have a master copy of 32 bits in the algorithm's state.
         algorithm: Push-Pull if None.
-        graph: the network: a topology's name, a `Graph`, several for a time-varying one, a `Mixing`, or a function of the
-            number of nodes. The default sends to one neighbor per step and mixes like the full exponential graph.
+        graph: the network: a topology's name, a `Graph`, networkx graph or scipy matrix, several for a time-varying one, a
+            `Mixing`, or a function of the number of nodes. The default sends to one neighbor per step and mixes like the
+            full exponential graph.
         lr: learning rate; a group may have its own. All nodes should have the same schedule.
         inner: an optimizer of torch that moves the model along the algorithm's direction, as a function of the parameter groups:
             ``lambda groups: torch.optim.AdamW(groups, lr=3e-4)``. Its groups and state become those of this optimizer.
@@ -116,6 +118,7 @@ class Decentralized(StatefulOptimizer):
         self.nonfinite, self.timeout, self.asynchronous = nonfinite, check_timeout(timeout), asynchronous
         if asynchronous:
             check_asynchronous(self.algorithm, elastic=member is not None)
+        graph = as_graph(graph)
         self._graph = graph if isinstance(graph, str) or not isinstance(graph, Iterable) else tuple(graph)
         self._settings: dict[str, Any] = {"weights": weights, "seed": seed, "wire": wire, "broadcast": broadcast}
         self._settings["rounds"] = check_rounds(rounds, plain=wire is None and not asynchronous)

@@ -5,11 +5,26 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from perron.data.datasets import Images
-from perron.errors import PerronError
+from perron.errors import PerronError, brief
+
+
+def as_numbers(what: str, value: Any) -> Tensor:
+    """Return an array, a list or a tensor as a tensor of finite numbers; whole numbers stay whole."""
+    try:
+        numbers = (
+            value if isinstance(value, Tensor) else torch.as_tensor(np.asarray(value))
+        )  # lists in double precision
+    except (TypeError, ValueError, RuntimeError):
+        raise PerronError(f"{what} is an array of numbers; got {brief(value)}.") from None
+    if numbers.is_floating_point() and not bool(torch.isfinite(numbers).all()):
+        place = (~torch.isfinite(numbers)).nonzero()[0].tolist()
+        raise PerronError(f"{what} holds {float(numbers[tuple(place)])} at {place}; all its numbers have to be finite.")
+    return numbers
 
 
 def check_samples(data: Images, parts: Sequence[Any], batch: int | None, sampling: str, evaluate: int | None) -> None:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.func import grad, vmap
 
-from perron.errors import PerronError
+from perron.errors import PerronError, brief
+from perron.problems._samples import as_numbers
 from perron.problems.base import Problem
 from perron.random import Keyed
 
@@ -44,13 +46,14 @@ class LocalLoss(Problem):
     def __init__(
         self,
         loss: Callable[..., Tensor],
-        data: Sequence[Tensor],
+        data: Sequence[Any],
         *,
         dim: int,
         batch: int | None = None,
         smoothness: float | None = None,
     ) -> None:
-        if not data or len({part.shape[0] for part in data}) != 1:
+        data = [as_numbers(f"data[{place}] of LocalLoss", part) for place, part in enumerate(data)]
+        if not data or any(part.ndim == 0 for part in data) or len({part.shape[0] for part in data}) != 1:
             raise PerronError(
                 f"LocalLoss needs data with the same number of nodes first; got {[tuple(p.shape) for p in data]}."
             )
@@ -59,11 +62,28 @@ class LocalLoss(Problem):
                 f"With batch={batch}, LocalLoss needs batch >= 1 and data of shape (nodes, samples, ...); got "
                 f"{[tuple(p.shape) for p in data]}."
             )
+        if batch is not None and batch > data[0].shape[1]:
+            raise PerronError(f"A node has {data[0].shape[1]} samples; got batch={batch}, which is more.")
         self.nodes, self.dim, self.batch, self.smoothness = data[0].shape[0], dim, batch, smoothness
         self.data = tuple(part.double() if part.is_floating_point() else part for part in data)
         self._loss = loss
         self._grads = vmap(grad(loss))  # over nodes
         self._losses = vmap(loss, in_dims=(None, *[0] * len(data)))
+        self._try()
+
+    def _try(self) -> None:
+        """Refuse a loss that does not go with the data or dim."""
+        parts = [part[0] for part in self.data]
+        try:
+            value = self._loss(torch.zeros(self.dim, dtype=torch.float64), *parts)
+        except (RuntimeError, TypeError, ValueError, IndexError) as error:
+            shapes = ", ".join(str(tuple(part.shape)) for part in parts)
+            raise PerronError(
+                f"The loss cannot be computed at a model ({self.dim},) with the data {shapes} of one node: {brief(str(error))}"
+            ) from None
+        if not isinstance(value, Tensor) or value.ndim:
+            shape = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
+            raise PerronError(f"The loss of a node is one number, a tensor without axes; got {shape}.")
 
     def local_grads(self, x: Tensor) -> Tensor:
         flat = x.reshape(-1, self.nodes, self.dim)

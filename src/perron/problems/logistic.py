@@ -14,6 +14,7 @@ from torch.nn.functional import softplus
 
 from perron._typing import FloatArray
 from perron.errors import PerronError
+from perron.problems._samples import as_numbers
 from perron.problems.base import Problem
 from perron.random import Keyed
 
@@ -62,6 +63,7 @@ class Logistic(Problem):
         start: Tensor | None = None,
         compiled: bool | None = None,
     ) -> None:
+        features, labels = as_numbers("Logistic's features", features), as_numbers("Logistic's labels", labels)
         _check(features, labels, nodes, batch, regularization)
         self.nodes, self.dim = nodes, features.shape[1]
         self.samples = features.shape[0] // nodes  # m

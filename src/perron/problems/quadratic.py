@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from math import sqrt
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from perron.errors import PerronError
+from perron.problems._samples import as_numbers
 from perron.problems.base import Problem
 from perron.random import Keyed
 
@@ -27,13 +28,23 @@ class Quadratic(Problem):
 
     per_node = ("hessians", "centers", "offsets")
 
-    def __init__(self, hessians: Tensor, centers: Tensor, *, noise_std: float = 0.0) -> None:
+    def __init__(self, hessians: Any, centers: Any, *, noise_std: float = 0.0) -> None:
+        hessians, centers = as_numbers("Quadratic's hessians", hessians), as_numbers("Quadratic's centers", centers)
+        hessians, centers = (given if given.is_floating_point() else given.double() for given in (hessians, centers))
+        if centers.ndim != 2:
+            raise PerronError(f"Quadratic needs centers (n, d); got {tuple(centers.shape)}.")
         self.nodes, self.dim = centers.shape
         self.diagonal = hessians.ndim == 2
         if hessians.shape != (self.nodes, self.dim) + (() if self.diagonal else (self.dim,)):
             raise PerronError(
                 f"Quadratic needs hessians (n, d, d) or (n, d) and centers (n, d); got {tuple(hessians.shape)} and "
                 f"{tuple(centers.shape)}."
+            )
+        if not self.diagonal and not torch.allclose(
+            hessians, hessians.mT, rtol=1e-5, atol=1e-5 * float(hessians.abs().max())
+        ):
+            raise PerronError(
+                "Quadratic needs symmetric hessians; replace H by (H + H.T) / 2, which gives the same losses."
             )
         if not noise_std >= 0:
             raise PerronError(f"Quadratic needs noise_std >= 0; got {noise_std}.")

@@ -19,9 +19,10 @@ from perron.algorithms.base import Algorithm, advance
 from perron.algorithms.node import Node
 from perron.algorithms.unreliable import LinkFaults, Unreliable
 from perron.algorithms.wrappers import Counting, Quantized, Repeated
-from perron.errors import PerronError
+from perron.errors import PerronError, listed
 from perron.monitor.progress import Bar, OnProgress
 from perron.networks.facts import Network
+from perron.networks.graph import Graph
 from perron.networks.mixing import Mixing
 from perron.networks.repeat import repeat
 from perron.problems.base import Problem
@@ -29,6 +30,17 @@ from perron.random import NOISE, Keyed
 from perron.schedules import LearningRate, rate_at
 from perron.simulation import _blockwise
 from perron.simulation._blockwise import Blockwise, blocks, separable
+from perron.simulation._inputs import (
+    as_algorithm,
+    as_count,
+    as_dtype,
+    as_mixing,
+    as_start,
+    as_trials,
+    check_options,
+    check_problem,
+    check_rate,
+)
 from perron.simulation.checkpoint import RunCheckpoint
 from perron.simulation.history import History, Recorder, recorded
 from perron.simulation.metrics import Metric, Snapshot, Traffic
@@ -40,7 +52,8 @@ class Simulation:
     """The settings of a run.
 
     Args:
-        problem, algorithm, mixing: what is minimized, how, and over which network.
+        problem, algorithm, mixing: what is minimized, how, and over which network. An algorithm may be a name, and a mixing a
+            graph or the name of a topology, which get uniform weights.
         lr: learning rate: a number, a tensor ``(n, 1)`` with one per node, or a schedule; the algorithm's default step if None.
         trials: number of independent trials that run side by side, or their indices.
         seed: of gradient noise and minibatches; runs with the same seed share them (common random numbers).
@@ -68,6 +81,13 @@ class Simulation:
     rounds: int = 1
 
     def __post_init__(self) -> None:
+        check_problem(self.problem)
+        converted = {
+            "algorithm": as_algorithm(self.algorithm), "mixing": as_mixing(self.mixing, self.problem.nodes),
+            "lr": check_rate(self.lr), "trials": as_trials(self.trials), "seed": as_count("seed", self.seed),
+            "start": as_start(self.start), "dtype": as_dtype(self.dtype),
+        }  # fmt: skip
+        vars(self).update(converted)  # the way into a frozen dataclass
         if self.problem.nodes != self.mixing.nodes:
             raise PerronError(
                 f"The problem has {self.problem.nodes} nodes but the network {self.mixing.nodes}; they must be equal."
@@ -220,8 +240,19 @@ class Running:
 
     def _gradient(self, point: Tensor) -> Tensor:
         self.grads.append(self.problem.grad(point, self.draws, self.random))
+        if not self.draws:
+            self._check_first()
         self.draws += 1
         return self.grads[-1]
+
+    def _check_first(self) -> None:
+        """Refuse gradients that are not finite where the run starts: no learning rate is the reason."""
+        wrong = (~torch.isfinite(self.grads[-1])).any(-1).any(0).nonzero().flatten().tolist()
+        if wrong:
+            raise PerronError(
+                f"The gradients of nodes {{{listed(wrong)}}} at their initial models are not finite. Look for NaN and huge "
+                "numbers in their data, and in the start."
+            )
 
     def _gradient_into(self, point: Tensor, out: Tensor) -> Tensor:
         self.grads.append(self.problem.grad_into(point, self.draws, self.random, out))
@@ -266,8 +297,8 @@ class Running:
 
 def simulate(
     problem: Problem,
-    algorithm: Algorithm,
-    mixing: Mixing,
+    algorithm: Algorithm | str,
+    mixing: Mixing | Graph | str,
     *,
     steps: int,
     lr: LearningRate | None = None,
@@ -309,15 +340,18 @@ def simulate(
         >>> bool(history.mean("grad_norm_sq")[-1] < 1e-2)
         True
     """
-    if steps < 0:
+    if (steps := as_count("steps", steps)) < 0:
         raise PerronError(f"simulate needs steps >= 0; got {steps}.")
-    simulation = Simulation(problem=problem, algorithm=algorithm, mixing=mixing, lr=lr, **options)
+    check_options(options, Simulation)
+    metrics = [metrics] if isinstance(metrics, str) else metrics
+    given: dict[str, Any] = {"problem": problem, "algorithm": algorithm, "mixing": mixing, "lr": lr}
+    simulation = Simulation(**given, **options)
     recorder = Recorder(metrics, recorded(steps, every), final_metrics)
     running = Running(simulation, keep_previous=recorder.needs_previous)
     file = None if checkpoint is None else RunCheckpoint(checkpoint, save_every, simulation, list(recorder.metrics))
     lock = nullcontext() if file is None else file.lock()
     interrupted = False
-    with lock, Bar(steps, progress, algorithm.about.title, log) as bar, torch.no_grad():
+    with lock, Bar(steps, progress, simulation.algorithm.about.title, log) as bar, torch.no_grad():
         try:
             if file is None or not file.load(running, recorder, steps):
                 bar.update(0, recorder.observe(running.snapshot()))
@@ -330,7 +364,8 @@ def simulate(
                 bar.update(now.step, values)
                 if values is not None and not any(bool(x.isfinite().any()) for x in now.state.x.unbind(-2)):
                     warnings.warn(
-                        f"{algorithm.about.title} diverged by step {now.step}: lr is too large.", stacklevel=2
+                        f"{simulation.algorithm.about.title} diverged by step {now.step}: lr is too large.",
+                        stacklevel=2,
                     )
                     break
                 if file is not None:
