@@ -364,7 +364,7 @@ def test_a_new_study_mentions_every_key_and_runs(capsys, tmp_path, monkeypatch):
     text = Path("mine.toml").read_text()
     before, after = text.split("[problem]")
     keys = set(re.findall(r"^(?:# )?(\w+) = ", before, re.MULTILINE))
-    assert keys == set(Study.model_fields) - {"problem"}
+    assert keys == set(Study.model_fields) - {"problem"} - study.INTERNAL
     for kind, made in run.PROBLEMS.items():
         part = after[after.index(f'kind = "{kind}"') :].split("\n\n")[0]
         assert set(re.findall(r"^(?:# )?(\w+) = ", part, re.MULTILINE)) == {"kind", *options_model(made).model_fields}

@@ -11,11 +11,9 @@ from perron.monitor.progress import format_duration
 from perron.studies.conclusions.text import OPTIONS, VARYING
 from perron.studies.results import Manifest, Outcome
 from perron.studies.run import Run
-from perron.studies.spec import Study, load, shipped
+from perron.studies.spec import INTERNAL, Study, load, shipped
 
 TABLES = ("nodes", "lr", "problem")
-
-INTERNAL = {"folder", "sources", "sizes"}  # keys of a study that are not written by hand
 
 
 def run_facts(outcome: Outcome, manifest: Manifest) -> dict[str, str]:

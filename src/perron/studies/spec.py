@@ -58,6 +58,7 @@ NAMES: dict[str, Mapping[str, Any]] = {
     "partition": PARTITIONS,
     "augment": PRESETS,
 }
+INTERNAL = {"folder", "sources", "sizes"}  # keys that perron writes
 READING = "reading"  # context of the validation of a study that was run before
 SHARED = (  # keys that all runs of a study have in common
     "equal_effective_step", "steps", "horizon", "every", "trials", "metrics", "final_metrics", "precision", "device",
@@ -339,7 +340,9 @@ def load(name_or_file: str | Path, changes: Mapping[str, Any] | None = None) -> 
         study = Study.model_validate({"name": path.stem, "folder": str(path.parent.absolute())} | content)
         return study if study.uses_own else study.model_copy(update={"folder": ""})
     except ValidationError as error:
-        raise PerronError(f"{path.name}: {format_errors(error, Study.model_fields)}") from None
+        raise PerronError(
+            f"{path.name}: {format_errors(error, [key for key in Study.model_fields if key not in INTERNAL])}"
+        ) from None
 
 
 def find(name_or_file: str | Path) -> Path:
