@@ -37,7 +37,7 @@ def find(name: str, among: Mapping[str, T], kind: str, folder: str) -> T | Any:
     if name in among:
         return among[name]
     if ":" in name:
-        return _import(name, folder)
+        return _import(name, folder or str(Path.cwd()))
     points = {point.name: point for point in entry_points(group=GROUPS[kind])}
     if name in points:
         return points[name].load()
