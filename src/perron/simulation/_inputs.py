@@ -58,8 +58,9 @@ def check_rate(lr: Any) -> LearningRate | None:
         return lr
     if isinstance(lr, np.ndarray | np.generic):
         lr = torch.as_tensor(lr) if lr.ndim else float(lr)
-    wrong = isinstance(lr, bool) or not isinstance(lr, float | int | Tensor)
-    if wrong or not bool(torch.isfinite(torch.as_tensor(lr)).all()) or bool((torch.as_tensor(lr) < 0).any()):
+    number = isinstance(lr, float | int | Tensor) and not isinstance(lr, bool)
+    values = torch.as_tensor(lr, dtype=torch.float64) if number else torch.tensor(-1.0)
+    if not bool(torch.isfinite(values).all()) or bool((values < 0).any()):
         raise PerronError(f"lr is a number that is not negative, a tensor of them or a schedule; got {lr!r:.80}.")
     return lr
 
