@@ -35,6 +35,7 @@ class Problem(ABC):
         strong_convexity: mu of the average.
         noise_std: sigma, with E|noise|^2 = sigma^2 for each node's gradient.
         optimum: the minimizer of f, ``(d,)``.
+        sample_counts: m_i, the number of samples of each node, int64 ``(n,)``; None where f_i is not a finite sum.
         dtype: default precision.
         batch_losses: of the last `grad`, the loss of each node on its minibatch, ``(..., n)``; None where not known.
         per_node: names of the attributes whose first axis is the node, which `of_node` takes a row of. A subclass lists its own
@@ -49,6 +50,7 @@ class Problem(ABC):
     strong_convexity: float | None = None
     noise_std: float | None = None
     optimum: Tensor | None = None
+    sample_counts: Tensor | None = None
     dtype: torch.dtype = torch.float64
     batch_losses: Tensor | None = None
     per_node: ClassVar[tuple[str, ...]] = ()
@@ -74,6 +76,21 @@ class Problem(ABC):
     def full_grad(self, x: Tensor) -> Tensor:
         """grad f at common points: ``(..., d) -> (..., d)``."""
         return self.local_grads(x.unsqueeze(-2).expand(*x.shape[:-1], self.nodes, self.dim)).mean(-2)
+
+    def sample_grads(self, x: Tensor, samples: Tensor) -> Tensor:
+        """The gradients of single samples, f_i = (1/m_i) sum_l f_{i,l}, each at its node's point.
+
+        Args:
+            x: points, ``(..., n, d)``.
+            samples: the numbers l of samples of each node, 0 <= l < m_i, int64 ``(..., n, b)``.
+
+        Returns:
+            grad f_{i,l}(x_i), ``(..., n, b, d)``; regularizer and weight of the node's share are included.
+        """
+        raise PerronError(
+            f"{type(self).__name__} has no single samples; use a problem on data, such as LinearModel, or define "
+            "sample_counts and sample_grads."
+        )
 
     def scores(self, x: Tensor, share: Tensor) -> tuple[Tensor, Tensor]:
         """Loss and accuracy on the test set at common points ``(..., d)``; what nodes keep to themselves (`memory`) is averaged
