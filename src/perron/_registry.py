@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import is_dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any, TypeVar, get_type_hints
 
 from perron.errors import UnknownNameError, brief
@@ -56,16 +56,17 @@ def options_model(function: Any, *, several: bool = False) -> type[BaseModel]:
     from pydantic import ConfigDict, create_model
 
     own_init = isinstance(function, type) and not is_dataclass(function)
-    hints = get_type_hints(function.__init__ if own_init else function)
+    fixed = function.keywords if isinstance(function, partial) else {}
+    hints = get_type_hints(function.__init__ if own_init else function.func if fixed else function)
     options: dict[str, Any] = {}
     for name, parameter in signature(function).parameters.items():
-        if name in ("n", "nodes", "dtype") or parameter.kind is Parameter.VAR_KEYWORD:
+        if name in ("n", "nodes", "dtype", *fixed) or parameter.kind is Parameter.VAR_KEYWORD:
             continue
         default = ... if parameter.default is Parameter.empty else parameter.default
         hint: Any = hints.get(name, Any)
         options[name] = (hint | list[hint] if several else hint, default)
     config = ConfigDict(extra="forbid", arbitrary_types_allowed=True)
-    return create_model(function.__name__, __config__=config, **options)
+    return create_model((function.func if fixed else function).__name__, __config__=config, **options)
 
 
 def validate(model: type[M], options: dict[str, Any]) -> M:

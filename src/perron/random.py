@@ -106,22 +106,23 @@ class Keyed:
         """Return standard normal numbers, float64."""
         return self._block("normal", draw, size)
 
-    def integers(self, draw: int, size: int, high: int) -> Tensor:
-        """Return integers 0 .. high-1, uniform up to a relative error of high / 2^53."""
+    def integers(self, draw: int, size: int, high: int | Tensor) -> Tensor:
+        """Return integers 0 .. high-1, uniform up to a relative error of high / 2^53; ``high`` may differ, ``(nodes, 1)``."""
         return (self._block("uniform", draw, size) * high).long().clamp_(max=high - 1)
 
-    def distinct(self, draw: int, size: int, high: int) -> Tensor:
-        """Return ``size`` distinct integers of 0 .. high-1, sampled uniformly without replacement.
+    def distinct(self, draw: int, size: int, high: int | Tensor) -> Tensor:
+        """Return ``size`` distinct integers of 0 .. high-1, sampled uniformly without replacement; ``high`` as for `integers`.
 
         These are the `integers` of the draw; each repeated number is replaced by the next new number of a second stream.
         """
-        if not 0 < size <= high:
-            raise PerronError(f"From {high} numbers, 1 to {high} distinct ones can be drawn; got {size}.")
+        if not 0 < size <= (least := int(torch.as_tensor(high).min())):
+            raise PerronError(f"From {least} numbers, 1 to {least} distinct ones can be drawn; got {size}.")
         drawn = self.integers(draw, size, high)
         rows, keys = drawn.view(-1, size), self._keys.reshape(-1)
         ordered = rows.sort(-1).values
+        highs = torch.as_tensor(high).expand(*drawn.shape[:-1], 1).reshape(-1)
         for row in (ordered[:, 1:] == ordered[:, :-1]).any(-1).nonzero().flatten().tolist():
-            rows[row] = torch.tensor(_without_repeats(rows[row].tolist(), int(keys[row]), draw, high))
+            rows[row] = torch.tensor(_without_repeats(rows[row].tolist(), int(keys[row]), draw, int(highs[row])))
         return drawn
 
     @property

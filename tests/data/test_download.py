@@ -53,7 +53,7 @@ def alone(tmp_path, monkeypatch):
     monkeypatch.setenv("PERRON_DATA", str(tmp_path / "cache"))
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     monkeypatch.setenv("no_proxy", "*")
-    monkeypatch.setattr(fetch, "MIRRORS", dict.fromkeys(fetch.MD5, ()))
+    monkeypatch.setattr(fetch, "MIRRORS", dict.fromkeys(fetch.CHECKSUMS, ()))
 
 
 @pytest.fixture
@@ -62,7 +62,7 @@ def mnist(monkeypatch):
     random = np.random.default_rng(0)
     arrays = [random.integers(256, size=(7, 5, 4)), np.arange(7), random.integers(256, size=(2, 5, 4)), np.arange(2)]
     files = {name: idx(array) for name, array in zip(data.FILES, arrays, strict=True)}
-    monkeypatch.setitem(fetch.MD5, "mnist", md5s(files))
+    monkeypatch.setitem(fetch.CHECKSUMS, "mnist", md5s(files))
     return files
 
 
@@ -72,7 +72,7 @@ def cifar(monkeypatch):
     monkeypatch.setattr(data, "RECORDS", 4)
     arrays = np.random.default_rng(0).integers(10, size=(6, 4 * 3073), dtype=np.uint8)
     files = {name: array.tobytes() for name, array in zip(data.CIFAR, arrays, strict=True)}
-    monkeypatch.setitem(fetch.MD5, "cifar10", md5s(files))
+    monkeypatch.setitem(fetch.CHECKSUMS, "cifar10", md5s(files))
     return files
 
 
@@ -110,11 +110,17 @@ def install_npm(folder, archive=None):
 
 
 def test_the_table_knows_every_file():
-    assert set(fetch.MD5) == set(data.TITLES)
-    for name, sums in fetch.MD5.items():
-        assert tuple(sums) == {"cifar10": data.CIFAR, "tinyshakespeare": ("tinyshakespeare.txt",)}.get(name, data.FILES)
-        assert all(len(bytes.fromhex(md5)) == 16 for md5 in sums.values())
-    assert len({md5 for sums in fetch.MD5.values() for md5 in sums.values()}) == 15
+    assert set(fetch.CHECKSUMS) == set(data.TITLES)
+    for name, sums in fetch.CHECKSUMS.items():
+        one = (f"{name}.txt",) if name in data.TEXTS else (name,)
+        known = (name, f"{name}.t")[: len(sums)] if name in data.TABLES else one
+        assert tuple(sums) == (
+            data.CIFAR if name == "cifar10" else data.FILES if name in ("mnist", "fashion_mnist") else known
+        )
+        size = 32 if name in data.TABLES else 16
+        assert all(len(bytes.fromhex(checksum)) == size for checksum in sums.values() if checksum)
+        assert name not in data.TABLES or all(file in fetch.REMOTE for file in sums)
+    assert len({one for sums in fetch.CHECKSUMS.values() for one in sums.values() if one}) == 18
 
 
 @pytest.mark.parametrize("packed", [False, True])
@@ -208,7 +214,7 @@ def test_from_a_mirror(tmp_path, mnist, cifar, server):
 def test_a_text_from_a_mirror(tmp_path, server, monkeypatch):
     folder, address, asked = server
     play = {"tinyshakespeare.txt": b"ROMEO:\nAy me!\n"}
-    monkeypatch.setitem(fetch.MD5, "tinyshakespeare", md5s(play))
+    monkeypatch.setitem(fetch.CHECKSUMS, "tinyshakespeare", md5s(play))
     (folder / "input.txt").write_bytes(b"ROMEO:\nAy you!\n")
     fetch.MIRRORS["tinyshakespeare"] = (f"{address}input.txt",)
     with pytest.raises(
@@ -321,7 +327,7 @@ def test_evil_members_of_an_archive_are_harmless(tmp_path, cifar):
 @pytest.mark.parametrize("kind", ["a member", "a gzip file", "a download"])
 def test_too_much_is_refused(tmp_path, mnist, server, monkeypatch, kind):
     folder, address, _ = server
-    monkeypatch.setattr(fetch, "LIMIT", 2**20)
+    monkeypatch.setattr(data, "LIMIT", 2**20)
     bomb = bytes(2**21)
     if kind == "a member":
         sparse = tarfile.TarInfo(f"package/{data.FILES[0]}")

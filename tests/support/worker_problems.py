@@ -5,7 +5,7 @@ from processes import run_group
 
 import perron
 from perron import distributed
-from perron.problems import LocalLoss, Logistic, Neural, Problem, Quadratic
+from perron.problems import LinearModel, LocalLoss, Logistic, Neural, Problem, Quadratic
 
 SHIFT = 100.0
 
@@ -41,6 +41,10 @@ class ShiftedLogistic(Shifted, Logistic):
     pass
 
 
+class ShiftedLinearModel(Shifted, LinearModel):
+    pass
+
+
 class ShiftedNeural(Shifted, Neural):
     def grad(self, x, draw, random):
         return Neural.grad_into(self, x, draw, random, torch.empty_like(x)) + self.shift.to(x.dtype)
@@ -70,11 +74,15 @@ def make_problems(n):
     features = torch.randn(n, 6, 3, generator=random, dtype=torch.float64)
     targets = features.sum(-1)
     flat, labels = features.reshape(-1, 3), torch.where(targets.reshape(-1) > 0, 1.0, -1.0)
+    unequal = torch.arange(6 * n).tensor_split([6 * node + 2 for node in range(1, n)])  # 8, 6, ..., 6, 4 samples
+    classes = torch.arange(6 * n) % 3
     made = [
         ShiftedQuadratic.random(n, dim=3, noise_std=0.1),
         ShiftedLocalLoss(squares, [features, targets], dim=3, batch=2),
         ShiftedLogistic(flat, labels, nodes=n, batch=2),
         ShiftedLogistic(flat, labels, nodes=n, batch=2, compiled=False),
+        ShiftedLinearModel(flat, labels, unequal, batch=3, l2=0.1),
+        ShiftedLinearModel(flat, classes, unequal, loss="softmax", batch=2),
         ShiftedNeural.images(n, data="digits", samples=64, width=4, depth=1, batch=4),
         OwnProblem(targets),
     ]

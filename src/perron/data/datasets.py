@@ -4,16 +4,19 @@
 of Handwritten Digits" (E. Alpaydin, C. Kaynak 1998, CC BY 4.0), as in scikit-learn. MNIST and Fashion-MNIST are read from their
 four idx files, gzipped or not, in a given directory, in ``$PERRON_DATA/mnist``, or in ``~/.cache/perron/mnist``; CIFAR-10
 from the six files of its binary version, in ``cifar10`` or its subdirectory ``cifar-10-batches-bin``. `perron.data.text` reads
-texts, which are in ``text``.
+texts, which are in ``text``, and `perron.data.tables` the files of the LIBSVM collection, which are in ``libsvm``.
 """
 
 from __future__ import annotations
 
+import bz2
 import gzip
+import io
+import lzma
 import os
 import zlib
 from pathlib import Path
-from typing import NamedTuple
+from typing import IO, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -29,7 +32,15 @@ SHAPE = (3, 32, 32)  # of an image of CIFAR-10: red, green and blue
 RECORDS = 10_000  # per file of CIFAR-10
 IMAGES = {"mnist": "MNIST", "fashion_mnist": "Fashion-MNIST", "cifar10": "CIFAR-10"}
 TEXTS = {"tinyshakespeare": "tiny-shakespeare"}
-TITLES = IMAGES | TEXTS
+# Of the LIBSVM collection: two classes, or (the last two) regression.
+TABLES = {
+    "a9a": "a9a (Adult, census income)", "w8a": "w8a (web pages)", "mushrooms": "mushrooms", "phishing": "phishing",
+    "ijcnn1": "ijcnn1", "covtype": "covtype (forest cover, two classes, scaled)", "abalone": "abalone (regression)",
+    "cpusmall": "cpusmall (regression, scaled)",
+}  # fmt: skip
+TITLES = IMAGES | TEXTS | TABLES
+PACKED = {".gz": b"\x1f\x8b", ".bz2": b"BZh", ".xz": b"\xfd7zXZ\0"}  # suffixes, and how such files begin
+LIMIT = 2**29  # bytes; no download or unpacked file is larger
 TESTED = 297  # test samples of the digits
 
 
@@ -80,8 +91,19 @@ def cache(name: str) -> Path:
 
 def missing(name: str, place: Path) -> list[str]:
     """Return the files of a dataset that a directory lacks."""
-    suffixes = ("",) if name == "cifar10" else ("", ".gz")
-    return [file for file in _files(name) if not any((place / f"{file}{suffix}").exists() for suffix in suffixes)]
+    return [file for file in _files(name) if lacks(place, file, packed=name != "cifar10")]
+
+
+def lacks(place: Path, file: str, *, packed: bool = True) -> bool:
+    """Whether a directory has neither a file nor, with ``packed``, a compressed form of it."""
+    return not any((place / f"{file}{suffix}").exists() for suffix in ("", *(PACKED if packed else ())))
+
+
+def path_of(place: Path, file: str) -> Path:
+    """Return the path of a file in a directory, or of its compressed form."""
+    return next(
+        (path for suffix in ("", *PACKED) if (path := place / f"{file}{suffix}").exists()), place / f"{file}.gz"
+    )
 
 
 def digits() -> Images:
@@ -95,13 +117,13 @@ def digits() -> Images:
 
 
 def _files(name: str) -> tuple[str, ...]:
-    if name in TEXTS:
-        return (f"{name}.txt",)
+    if name in TEXTS or name in TABLES:
+        return (f"{name}.txt",) if name in TEXTS else (name,)
     return CIFAR if name == "cifar10" else FILES
 
 
 def _directory(name: str) -> str:
-    return "text" if name in TEXTS else name
+    return "text" if name in TEXTS else "libsvm" if name in TABLES else name
 
 
 def _places(name: str, folder: str | Path | None) -> list[Path]:
@@ -141,12 +163,35 @@ def _cifar(path: Path) -> tuple[Tensor, Tensor]:
 
 
 def read(folder: Path, file: str) -> tuple[Path, bytes]:
-    """Return the path and the content of a file, or of the gzipped one."""
-    path = folder / file if (folder / file).exists() else folder / f"{file}.gz"
+    """Return the path and the content of a file, or of the compressed one."""
+    path = path_of(folder, file)
+    return path, read_file(path)
+
+
+def read_file(path: Path) -> bytes:
+    """Return the content of a file, unpacked if it is compressed with gzip, bzip2 or xz."""
     try:
-        return path, gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
-    except (OSError, EOFError, zlib.error) as error:
-        raise FileError(f"{path} cannot be read: {error}.") from None
+        return unpack(path.read_bytes())
+    except (OSError, EOFError, ValueError, zlib.error, lzma.LZMAError) as error:
+        raise FileError(f"{path} cannot be read: {getattr(error, 'strerror', None) or error}.") from None
+
+
+def unpack(content: bytes) -> bytes:
+    """Return the content of a compressed file; other content unchanged."""
+    openers: dict[str, Any] = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}
+    for suffix, start in PACKED.items():
+        if content.startswith(start):
+            with openers[suffix](io.BytesIO(content)) as file:
+                return read_limited(file)
+    return content
+
+
+def read_limited(stream: IO[bytes]) -> bytes:
+    """Return the content of a stream, unless it is too large."""
+    content = stream.read(LIMIT + 1)
+    if len(content) > LIMIT:
+        raise FileError(f"it holds more than {LIMIT:,} bytes")
+    return content
 
 
 def _idx(folder: Path, file: str) -> Tensor:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from perron._registry import lookup
 from perron._typing import FloatArray, IntArray
-from perron.errors import PerronError
+from perron.errors import PerronError, listed
 
 ITERATIONS = 1000  # of proportional fitting at most; it takes a few dozen
 TOLERANCE = 0.25  # of the sums of rows, in samples
@@ -62,8 +62,28 @@ def by_shard(labels: Tensor, nodes: int, *, shards: int = 2, seed: int = 0) -> l
     return _tensors([np.concatenate([pieces[shard] for shard in own]) for own in drawn])
 
 
+def in_order(labels: Tensor, nodes: int, *, seed: int = 0) -> list[Tensor]:  # noqa: ARG001
+    """Sort by label, keep the order of the file within a label, and cut into n equal pieces: nothing is random."""
+    _count(labels, nodes)
+    return _tensors(np.array_split(np.argsort(labels.numpy(), kind="stable"), nodes))
+
+
+def by_group(groups: NDArray[Any], nodes: int) -> list[Tensor]:
+    """Give each node the samples of one group: ``groups`` names the group of each sample, and the groups are sorted by name."""
+    names, which = np.unique(groups, return_inverse=True)
+    if len(names) != nodes:
+        raise PerronError(
+            f"The samples belong to {len(names)} nodes ({listed(names)}), but the network has {nodes}; set nodes = {len(names)}."
+        )
+    return _tensors([np.flatnonzero(which == number) for number in range(nodes)])
+
+
 PARTITIONS: dict[str, Callable[..., list[Tensor]]] = {
-    rule.__name__: rule for rule in (iid, dirichlet, by_label, by_shard)
+    "iid": iid,
+    "dirichlet": dirichlet,
+    "by_label": by_label,
+    "by_shard": by_shard,
+    "sorted": in_order,
 }
 
 

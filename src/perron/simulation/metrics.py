@@ -188,6 +188,11 @@ def distance_sq(now: Snapshot) -> Tensor:
     return _sq(now.average - _optimum(now))
 
 
+def suboptimality(now: Snapshot) -> Tensor:
+    """f(x-hat) - f(x*); at rounding level it may be negative."""
+    return now.problem.loss(now.average) - now.problem.loss(_optimum(now))
+
+
 def distance_sq_local(now: Snapshot) -> Tensor:
     """mean_i |x_i - x*|^2: what the nodes' own models are off by, which does not fall as 1/n."""
     return _sq(now.state.x - _optimum(now)).mean(-1)
@@ -290,8 +295,8 @@ def bytes_sent(now: Snapshot) -> Tensor:
 METRICS: dict[str, Metric] = {
     metric.__name__: metric
     for metric in (
-        grad_norm_sq, grad_norm_sq_mean, grad_norm_sq_local, loss, loss_mean, distance_sq, distance_sq_local, distance_max,
-        consensus_error_sq, tracking_error_sq, residual_sq, messages, bytes_sent, test_loss, test_accuracy,
+        grad_norm_sq, grad_norm_sq_mean, grad_norm_sq_local, loss, loss_mean, suboptimality, distance_sq, distance_sq_local,
+        distance_max, consensus_error_sq, tracking_error_sq, residual_sq, messages, bytes_sent, test_loss, test_accuracy,
         test_loss_weighted, test_accuracy_weighted, test_loss_local, test_accuracy_local, test_loss_worst,
         test_accuracy_worst, grad_norm_batch,
     )

@@ -1,7 +1,7 @@
 """Names in study files that stand for code and files of your own, beside the names that perron knows.
 
     "my_module:MyAlgorithm"        a class or function of a module in the study's folder, or of an installed package
-    "file:networks/abilene.gml"    a file, relative to the study's folder
+    "file:networks/abilene.gml"    a file, relative to the study's folder: a network, or an option of a problem
     "their_algorithm"              an entry point of an installed package: perron.algorithms, perron.problems, perron.topologies
 
 What they contain is part of a run's key: the source of the module and of the modules in the folder that it imports, without
@@ -44,9 +44,14 @@ def find(name: str, among: Mapping[str, T], kind: str, folder: str) -> T | Any:
     raise unknown(name, [*among, *points], kind)
 
 
-def is_file(name: str) -> bool:
+def is_file(name: object) -> bool:
     """Whether a name stands for a file."""
-    return name.startswith(FILE)
+    return isinstance(name, str) and name.startswith(FILE)
+
+
+def file_path(value: Any, folder: str) -> Any:
+    """Return the path of a file; any other value as it is."""
+    return str(_path(value, folder)) if is_file(value) else value
 
 
 def network(name: str, folder: str, weights: str | None = None, seed: int | None = None, **options: Any) -> Loaded:

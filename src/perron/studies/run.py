@@ -6,7 +6,7 @@ import hashlib
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import fields, is_dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, Literal, cast
 
 from pydantic import BaseModel, ConfigDict
@@ -21,16 +21,19 @@ from perron.networks.builder import add_weights, build_graph, build_released
 from perron.networks.facts import Network
 from perron.networks.graph import Graph
 from perron.networks.mixing import Mixing
-from perron.problems import Logistic, Neural, Quadratic, language_model
+from perron.problems import LinearModel, Logistic, Neural, Quadratic, language_model
 from perron.problems.base import Problem
+from perron.problems.linear import KINDS
 from perron.schedules import LearningRate, cosine, warmup
 from perron.studies import own
 
+ON_DATA: dict[str, Callable[..., Problem]] = {kind: partial(LinearModel.from_data, kind=kind) for kind in KINDS}
 PROBLEMS: dict[str, Callable[..., Problem]] = {
-    "logistic": Logistic.synthetic,
+    "logistic": Logistic.synthetic,  # without data
     "quadratic": Quadratic.random,
     "images": Neural.images,
     "text": language_model,
+    **{kind: make for kind, make in ON_DATA.items() if kind != "logistic"},
 }
 
 
@@ -126,9 +129,9 @@ class Run(BaseModel):
         return self.build_problem(self.nodes), self.build_algorithm(), self.mixing()
 
     def build_problem(self, nodes: int) -> Problem:
-        """Build the problem for a number of nodes."""
-        options = {name: value for name, value in self.problem.items() if name != "kind"}
-        made: Problem = own.find(self.problem["kind"], PROBLEMS, "kind of problem", self.folder)(nodes, **options)
+        """Build the problem for a number of nodes; files among its options are in the study's folder."""
+        options = {name: own.file_path(value, self.folder) for name, value in self.problem.items() if name != "kind"}
+        made: Problem = problem_maker(self.problem, self.folder)(nodes, **options)
         return made
 
     def build_algorithm(self) -> Algorithm:
@@ -175,6 +178,14 @@ class Run(BaseModel):
             return graph
         released = self.mixing().pull_graph
         return Graph(released.nodes, released.edges, positions=graph.positions if self.topology == "grid" else None)
+
+
+def problem_maker(problem: Mapping[str, Any], folder: str) -> Callable[..., Any]:
+    """Return the function that makes a problem from the number of nodes and its options."""
+    kind = problem["kind"]
+    return (
+        ON_DATA[kind] if kind in ON_DATA and "data" in problem else own.find(kind, PROBLEMS, "kind of problem", folder)
+    )
 
 
 def algorithm_of(name: str, options: Mapping[str, Any], folder: str = "") -> Algorithm:

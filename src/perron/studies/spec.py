@@ -43,6 +43,7 @@ from perron.data.augment import PRESETS
 from perron.data.datasets import IMAGES
 from perron.data.models import MODELS
 from perron.data.partition import PARTITIONS
+from perron.data.tables import NAMES as TABLES
 from perron.errors import PerronError
 from perron.networks import topologies
 from perron.networks.mixing import RULES
@@ -50,13 +51,18 @@ from perron.simulation.metrics import chosen
 from perron.studies import own
 from perron.studies._values import Choices, Many, Rate, Scalar, combinations, entry_at, listed, own_settings
 from perron.studies.conclusions import CONCLUSIONS
-from perron.studies.run import PROBLEMS, Choice, Run, algorithm_of
+from perron.studies.run import ON_DATA, PROBLEMS, Choice, Run, algorithm_of, problem_maker
 
+# What options of problems may name: of networks for images, and of linear models on data.
 NAMES: dict[str, Mapping[str, Any]] = {
     "data": dict.fromkeys(["digits", *IMAGES]),
     "model": MODELS,
     "partition": PARTITIONS,
     "augment": PRESETS,
+}
+NAMES_ON_DATA = {
+    "data": dict.fromkeys([*TABLES, "synthetic", "file:PATH"]),
+    "partition": PARTITIONS | {"column:NAME": None},
 }
 INTERNAL = {"folder", "sources", "sizes"}  # keys that perron writes
 READING = "reading"  # context of the validation of a study that was run before
@@ -75,7 +81,8 @@ class Study(BaseModel):
         title, about: for people.
         conclusion: what follows from the results; see `perron.studies.conclusions`.
         problem: ``kind`` and the options (but nodes) of `Logistic.synthetic`, `Quadratic.random`, for networks that classify
-            images `Neural.images`, or for text `language_model`; ``batch = "all"`` for exact gradients.
+            images `Neural.images`, for text `language_model`, or for logistic (with ``data``), ridge, lasso and softmax
+            regression `LinearModel.from_data`; ``batch = "all"`` for exact gradients, ``data = "file:hospitals.csv"`` for a file.
         topologies: names, or tables with options, as ``{ name = "random", probability = 0.5 }``; ``"file:abilene.gml"`` for a
             file, with the options undirected and largest_component. Topologies, algorithms and kinds of problems of your
             own are ``"my_module:name"``, see `perron.studies.own`.
@@ -172,7 +179,7 @@ class Study(BaseModel):
             raise unknown(kind, PROBLEMS, "kind of problem")
         if info.context == READING and kind not in PROBLEMS:
             return value
-        made = own.find(kind, PROBLEMS, "kind of problem", info.data["folder"])
+        made = problem_maker(value | {"kind": kind}, info.data["folder"])
         given = {key: entry for key, entry in value.items() if key != "kind"}
         if "batch" in given:
             sizes = [None if size == "all" else size for size in listed(given["batch"])]
@@ -181,11 +188,13 @@ class Study(BaseModel):
         if empty := [key for key, entry in given.items() if entry == []]:
             raise ValueError(f"{empty[0]} is an empty list")
         problem = {"kind": kind} | validate(model, given).model_dump()
-        if kind == "logistic" and problem["compiled"] is None:
+        if kind == "logistic" and problem.get("compiled", "") is None:
             problem["compiled"] = find_spec("numba") is not None  # part of a run's key: the order of sums differs
-        for key, among in NAMES.items() if kind == "images" else ():
+        names = NAMES if kind == "images" else NAMES_ON_DATA if made in ON_DATA.values() else {}
+        for key, among in names.items():
             for name in listed(problem[key]):
-                lookup(name, among, key)
+                if names is NAMES or not name.startswith(("file:", "column:")):
+                    lookup(name, among, key)
         return problem
 
     @field_validator("topologies")
@@ -284,7 +293,7 @@ class Study(BaseModel):
             self.algorithms,
         ):  # fmt: skip
             options, instead = own_settings(algorithm)
-            sources = self._sources(problem["kind"], topology.name, algorithm.name)
+            sources = self._sources(problem, topology.name, algorithm.name)
             for weights in [instead.weights] if instead.weights else self.weights:
                 tables = ({"default": instead.lr} if instead.lr else self.lr, self._sizes(topology))
                 for lr, nodes in product(*(entry_at(table, topology.name, weights) for table in tables)):
@@ -304,17 +313,20 @@ class Study(BaseModel):
         size = self.sizes.get(topology.label)
         return {"default": [size or own.network(topology.name, self.folder, **topology.options).mixing.nodes]}
 
-    def _sources(self, problem: str, topology: str, algorithm: str) -> dict[str, str]:
+    def _sources(self, problem: Mapping[str, Any], topology: str, algorithm: str) -> dict[str, str]:
         """A hash for each of the names that perron does not know."""
-        names: dict[str, Mapping[str, Any]] = {problem: PROBLEMS, topology: topologies.NAMES, algorithm: ALGORITHMS}
+        kind = problem["kind"]
+        names: dict[str, Mapping[str, Any]] = {kind: PROBLEMS, topology: topologies.NAMES, algorithm: ALGORITHMS}
         others = [name for name, known in names.items() if name not in known]
+        others += [value for value in problem.values() if own.is_file(value)]
         return {name: self.sources.get(name) or own.digest(name, self.folder) for name in others}
 
     @property
     def uses_own(self) -> bool:
         """Whether there are names that perron does not know."""
         names = {choice.name for choice in (*self.topologies, *self.algorithms)} | {self.problem["kind"]}
-        return bool(names - {*PROBLEMS, *topologies.NAMES, *ALGORITHMS})
+        files = any(own.is_file(entry) for value in self.problem.values() for entry in listed(value))
+        return files or bool(names - {*PROBLEMS, *topologies.NAMES, *ALGORITHMS})
 
     @cached_property
     def fixed(self) -> Study:
