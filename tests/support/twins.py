@@ -253,6 +253,34 @@ def focus(net, G, x, a, K=1, part=lambda _: True):
         yield np.tile(server, (n, 1))
 
 
+def variance_reduced(net, G, x, a, kind="saga", A="A", B="B", push=False, period=1000):
+    """In the order of the publications: the model, a sample, the estimate, the tracker. Tables hold points, not gradients."""
+    m, grad, B = net["m"], net["sample_grad"], net[B]
+
+    def full(i, points):
+        return sum(grad(i, l, z) for l, z in enumerate(points)) / m[i]
+
+    tables = [[x[i]] * m[i] for i in range(len(x))]
+    g = np.stack([full(i, tables[i]) for i in range(len(x))])
+    y, u, v, k = g, x, np.ones((len(x), 1)), 0
+    while True:
+        if push:
+            u, v = B @ u - a * y, B @ v
+            x = u / v
+        else:
+            x = net[A] @ x - a * y
+        yield x
+        k += 1
+        estimates = []
+        for i, s in enumerate(net["drawn"](k)):
+            if kind == "svrg" and k % period == 0:
+                tables[i] = [x[i]] * m[i]
+            estimates.append(grad(i, s, x[i]) - grad(i, s, tables[i][s]) + full(i, tables[i]))
+            if kind == "saga":
+                tables[i][s] = x[i]
+        y, g = B @ y + np.stack(estimates) - g, np.stack(estimates)
+
+
 TWINS = {
     "centralized": centralized,
     "push_pull": push_pull,
@@ -292,4 +320,8 @@ TWINS = {
     "stpp": lambda *z: push_pull(*z, order="pu", A="R", B="C"),
     "focus": focus,
     "focus_sampled": lambda *z: focus(*z, K=3, part=z[0]["part"]),
+    "ab_saga": variance_reduced,
+    "ab_svrg": lambda *z: variance_reduced(*z, kind="svrg"),
+    "push_saga": lambda *z: variance_reduced(*z, push=True),
+    "gt_saga": lambda *z: variance_reduced(*z, A="W", B="W"),
 }

@@ -1,4 +1,4 @@
-"""Algorithms, by family. `ALGORITHMS` lists 38 variants of 24 methods by their short names."""
+"""Algorithms, by family. `ALGORITHMS` lists 42 variants of 26 methods by their short names."""
 
 from perron.algorithms.base import Algorithm
 from perron.algorithms.centralized import CentralizedSGD
@@ -10,6 +10,7 @@ from perron.algorithms.push_pull import AcceleratedPushPull, ConstrainedPushPull
 from perron.algorithms.robust import RobustPushPull
 from perron.algorithms.trees import TreePushPull
 from perron.algorithms.undirected import DSGD, EXTRA, NIDS, ExactDiffusion, GradientTracking
+from perron.algorithms.variance_reduced import SAGA, SVRG
 
 ALGORITHMS: dict[str, Algorithm] = {
     "centralized": CentralizedSGD(),
@@ -50,6 +51,10 @@ ALGORITHMS: dict[str, Algorithm] = {
     "stpp": TreePushPull(),
     "focus": FOCUS(),
     "focus_sampled": FOCUS(local_steps=3, participation=0.3),
+    "ab_saga": SAGA(),
+    "ab_svrg": SVRG(),
+    "push_saga": SAGA(method=ADDOPT()),
+    "gt_saga": SAGA(method=GradientTracking()),
 }
 
 __all__ = [
@@ -64,7 +69,9 @@ __all__ = [
     "FROZEN",
     "MOVES",
     "NIDS",
+    "SAGA",
     "SGP",
+    "SVRG",
     "AcceleratedPushPull",
     "AdamW",
     "CentralizedSGD",

@@ -2,7 +2,7 @@
 
 ``step`` is a generator. It starts exchanges, **yields the point at which it needs a gradient**, is sent the gradient, waits for
 the exchanges and returns the next state. Exchanges that it starts before the yield travel while the gradient is computed. The
-simulator and the processes run the same text; see `advance`.
+simulator and the processes run the same text; see `advance`. A yielded `Query` asks for exact gradients, or those of given samples.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator
 from dataclasses import dataclass, fields
 from inspect import Signature, signature
-from typing import Any, Literal, Self, get_args, get_origin, get_type_hints
+from typing import Any, ClassVar, Literal, NamedTuple, Self, get_args, get_origin, get_type_hints
 
 import numpy as np
 import torch
@@ -22,8 +22,23 @@ from perron.algorithms.requirements import check_matrices, warn_if_wild
 from perron.errors import PerronError
 from perron.networks.facts import Network
 
-Step = Generator[Tensor, Tensor, Any]
 Rate = float | Tensor
+
+
+class Query(NamedTuple):
+    """What a step yields to choose the samples of a gradient itself, where f_i = (1/m_i) sum_l f_i,l over a node's own samples.
+
+    Attributes:
+        point: where gradients are taken, ``(..., d)``.
+        samples: numbers l of samples from 0 to m_i - 1, ``(..., b)``, as from `perron.algorithms.node.LocalSamples.draw`. The
+            answer is the gradient of f_i,l for each of them, ``(..., b, d)``. None asks for the exact gradient of f_i, ``(..., d)``.
+    """
+
+    point: Tensor
+    samples: Tensor | None = None
+
+
+Step = Generator[Tensor | Query, Tensor, Any]
 
 
 @dataclass(frozen=True)
@@ -42,6 +57,7 @@ class About:
         reference: where it was published.
         speedup: whether its noise floor falls as 1/n, claimed or measured.
         robust: whether it keeps its guarantee on links that lose, delay and repeat messages.
+        samples: whether it yields a `Query`, and so needs a problem with samples.
     """
 
     title: str
@@ -51,6 +67,7 @@ class About:
     reference: str
     speedup: bool = True
     robust: bool = False
+    samples: bool = False
 
 
 class _Options:
@@ -64,8 +81,12 @@ class _Options:
 class Algorithm(ABC):
     """Base of all algorithms; subclasses are frozen dataclasses and are not subclassed themselves.
 
-    The state is a NamedTuple of tensors that are never changed in place. Its field ``x`` is the model that a node would use.
+    The state is a NamedTuple of tensors. Its field ``x`` is the model that a node would use. Tensors are never changed in place,
+    except for the fields named in ``overwritten``: large ones of which a step changes a few rows. They must not be sent, and
+    states of different steps share them.
     """
+
+    overwritten: ClassVar[tuple[str, ...]] = ()
 
     __signature__ = _Options()
 
@@ -108,7 +129,7 @@ class Algorithm(ABC):
             for one in fields(self)  # type: ignore[arg-type]
             if not (one.metadata.get("later") and getattr(self, one.name) == one.default)
         }
-        named = [f"{name}={getattr(value, '__qualname__', None) or repr(value)}" for name, value in options.items()]
+        named = [f"{name}={_described(value)}" for name, value in options.items()]
         return f"{type(self).__name__}({', '.join(named)})"
 
     @property
@@ -167,13 +188,30 @@ class Algorithm(ABC):
         return 0.5 * min(0.25, 1 / max(network.push_sum, 1)) * shy / smoothness
 
 
-def advance(algorithm: Algorithm, state: Any, node: Node, lr: Rate, gradient: Callable[[Tensor], Tensor]) -> Any:
-    """Run one step, answering each yielded point with ``gradient(point)``, and return the next state."""
+def _described(option: Any) -> str:
+    if isinstance(option, Algorithm):
+        return option.description
+    return getattr(option, "__qualname__", None) or repr(option)
+
+
+def _refuse(query: Query) -> Tensor:
+    raise PerronError("Here are stochastic gradients only, and the algorithm yields a Query. Use `simulate` or processes.")
+
+
+def advance(
+    algorithm: Algorithm,
+    state: Any,
+    node: Node,
+    lr: Rate,
+    gradient: Callable[[Tensor], Tensor],
+    query: Callable[[Query], Tensor] = _refuse,
+) -> Any:
+    """Run one step and return the next state; ``gradient(point)`` answers each yielded point, and ``query`` each `Query`."""
     step = algorithm.step(state, node, lr)
     try:
-        point = next(step)
+        asked = next(step)
         while True:
-            point = step.send(gradient(point))
+            asked = step.send(query(asked) if isinstance(asked, Query) else gradient(asked))
     except StopIteration as done:
         return done.value
 

@@ -14,6 +14,7 @@ from typing import Literal
 from torch import Tensor
 
 from perron.errors import PerronError
+from perron.random import Keyed
 
 Side = Literal["pull", "push"]
 
@@ -97,6 +98,23 @@ class NodeLinks:
         )
 
 
+class LocalSamples:
+    """The samples of a node in the current step, for algorithms that yield a `perron.algorithms.base.Query`.
+
+    Args:
+        counts: m_i, ``(1,)``; stacked over all nodes, ``(n, 1)``.
+        random: keyed random numbers of the node.
+        step: number of the current step.
+    """
+
+    def __init__(self, counts: Tensor, random: Keyed, step: int) -> None:
+        self.counts, self._random, self._step = counts, random, step
+
+    def draw(self, size: int, number: int = 0) -> Tensor:
+        """Return ``size`` samples, drawn uniformly with replacement, ``(size,)``; ``number`` separates the draws of one step."""
+        return self._random.stream(number).integers(self._step, size, self.counts)
+
+
 class Node(ABC):
     """A node as an algorithm sees it.
 
@@ -134,3 +152,12 @@ class Node(ABC):
     @abstractmethod
     def links(self, side: Side) -> NodeLinks:
         """Return the incoming links on one side in this step."""
+
+    @property
+    def samples(self) -> LocalSamples:
+        """The samples of this node in this step."""
+        raise PerronError(
+            "The algorithm asks for gradients of chosen samples, which are not available here. Run it with `simulate` or "
+            "`perron.distributed.iterates` on a problem that is a sum over samples (with `sample_counts`). Optimizers, theory and "
+            "advice need an algorithm that takes any stochastic gradient, such as PushPull."
+        )

@@ -7,7 +7,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from perron.algorithms.node import Handle, Later, Node, NodeLinks, Ready, Side
+from perron.algorithms.node import Handle, Later, LocalSamples, Node, NodeLinks, Ready, Side
 from perron.errors import PerronError
 
 FULL_PRECISION = "Algorithms for unreliable links send running sums, in full precision; pass wire=None."
@@ -46,6 +46,10 @@ class Wrapper(Node):
 
     def links(self, side: Side) -> NodeLinks:
         return self.node.links(side)
+
+    @property
+    def samples(self) -> LocalSamples:
+        return self.node.samples
 
 
 class LinksWrapper(NodeLinks):

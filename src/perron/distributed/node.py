@@ -18,8 +18,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from perron.algorithms.base import Algorithm, advance
-from perron.algorithms.node import Handle, Node, NodeLinks, Side
+from perron.algorithms.base import Algorithm, Query, advance
+from perron.algorithms.node import Handle, LocalSamples, Node, NodeLinks, Side
 from perron.algorithms.wrappers import FULL_PRECISION
 from perron.distributed.exchange import Batch, Exchange, Gather, Mean, MessagePlan, Neighbors, plan_messages
 from perron.distributed.process_group import TIMEOUT, FixedPeers, Peers, check_timeout
@@ -27,7 +27,7 @@ from perron.errors import PerronError
 from perron.networks.facts import Network
 from perron.networks.mixing import Mixing
 from perron.problems.base import Problem
-from perron.random import LOSSES, NOISE, PARTICIPATION, Keyed, link_names
+from perron.random import LOSSES, NOISE, PARTICIPATION, SAMPLES, Keyed, link_names
 from perron.schedules import LearningRate, rate_at
 
 
@@ -40,6 +40,7 @@ class DistributedNode(Node):
         timeout: seconds after which a silent neighbor is an error.
         seed: of the random numbers that nodes draw; the simulator draws the same ones.
         wire: the type of the numbers in messages, as ``torch.bfloat16``; that of the tensors if None.
+        samples: number of samples of each node, ``(n,)``, where it is known.
 
     Attributes:
         waited: seconds spent waiting for each neighbor, by its name.
@@ -55,6 +56,7 @@ class DistributedNode(Node):
         dtype: torch.dtype = torch.float64,
         device: torch.device | str = "cpu",
         wire: torch.dtype | None = None,
+        samples: Tensor | None = None,
     ) -> None:
         self.peers = FixedPeers() if peers is None else peers
         size = self.peers.size
@@ -73,6 +75,8 @@ class DistributedNode(Node):
         self.waited: dict[int, float] = defaultdict(float)
         self.seed = seed
         self._participation = Keyed(seed, stream=PARTICIPATION, node=self.number)
+        own = None if samples is None else samples[self.number, None]
+        self._samples = None if own is None else (own, Keyed(seed, stream=SAMPLES, node=self.number))
 
     def neighbors(self, side: Side, step: int) -> Neighbors:
         """Return this node's neighbors in a step."""
@@ -146,6 +150,10 @@ class DistributedNode(Node):
     def links(self, side: Side) -> NodeLinks:
         return ProcessLinks(self, side)
 
+    @property
+    def samples(self) -> LocalSamples:
+        return super().samples if self._samples is None else LocalSamples(*self._samples, self.step)
+
     def receive(self, side: Side, x: Tensor) -> Handle:
         """Start the exchange that gives the unweighted message of each neighbor."""
         if self.wire is not None:
@@ -205,7 +213,7 @@ def iterates(
     They equal those of trial 0 in the simulator with the same seed, `Simulation(...).iterates`. ``wrap`` may put a wrapper
     around the node, as `perron.algorithms.wrappers.Quantized`.
     """
-    inner = DistributedNode(mixing, seed=seed, dtype=dtype, **options)
+    inner = DistributedNode(mixing, seed=seed, dtype=dtype, samples=problem.sample_counts, **options)
     algorithm.check(Network(mixing))
     node = wrap(inner)
     local = problem.of_node(inner.number).to(dtype=dtype, device="cpu")
@@ -219,9 +227,13 @@ def iterates(
         draw += 1
         return local.grad(point.view(1, 1, -1), draw - 1, random).view(-1)
 
+    def query(asked: Query) -> Tensor:
+        inner.flush()
+        return local.answer(Query(*(None if part is None else part.view(1, 1, -1) for part in asked)))[0, 0]
+
     yield state
     for step in range(steps):
         inner.step = step
-        state = advance(algorithm, state, node, rate_at(lr, step), gradient)
+        state = advance(algorithm, state, node, rate_at(lr, step), gradient, query)
         yield state
     inner.drain()

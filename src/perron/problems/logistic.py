@@ -141,6 +141,15 @@ class Logistic(Problem):
         node = torch.arange(self.nodes, device=x.device)[:, None]
         return self._regularized(_mean_grad(self.rows[node, picks].to(x.dtype), x), x)
 
+    @property
+    def sample_counts(self) -> Tensor:  # type: ignore[override]
+        return torch.full((self.nodes,), self.samples)
+
+    def sample_grads(self, x: Tensor, samples: Tensor) -> Tensor:
+        rows = self.rows[torch.arange(self.nodes, device=x.device)[:, None], samples].to(x.dtype)
+        weight = torch.sigmoid(-(rows @ x.unsqueeze(-1)))  # (..., n, b, 1)
+        return self._regularized(torch.zeros_like(x), x).unsqueeze(-2) - rows * weight
+
     def local_grads(self, x: Tensor) -> Tensor:
         if self.compiled:
             from perron.problems._kernels import local_grads

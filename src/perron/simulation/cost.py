@@ -10,7 +10,7 @@ import torch
 from scipy.sparse import csr_array
 from torch import Tensor
 
-from perron.algorithms.base import Algorithm, advance
+from perron.algorithms.base import Algorithm, Query, advance
 from perron.algorithms.moves import Moving
 from perron.algorithms.node import Side
 from perron.algorithms.wrappers import Counting, Recording
@@ -46,7 +46,7 @@ class Traits(NamedTuple):
 def measure_traits(algorithm: Algorithm) -> Traits:
     """Record one step on a small network and read off what it does."""
     network = _probe(algorithm)
-    node = Recording(SimulatedNode(network.mixing))
+    node = Recording(SimulatedNode(network.mixing, samples=_one_sample(network)))
     state = algorithm.init(torch.zeros(PROBE_NODES, PROBE_DIM, dtype=torch.float64), node)
     overlap: list[str] = []
 
@@ -55,10 +55,14 @@ def measure_traits(algorithm: Algorithm) -> Traits:
         overlap.extend(names[id(one.sent)] for one in node.exchanges if not one.waited and id(one.sent) in names)
         return torch.zeros_like(point)
 
-    for _ in range(2):  # the second step: at first, several variables are the same tensor
+    def query(asked: Query) -> Tensor:
+        gradient(asked.point)
+        return zero_answer(asked)
+
+    for node.step in range(2):  # the second step: at first, several variables are the same tensor
         node.exchanges.clear()
         overlap.clear()
-        state = advance(algorithm, state, node, 0.0, gradient)
+        state = advance(algorithm, state, node, 0.0, gradient, query)
     lengths = Counter(one.sent.shape[-1] for one in node.exchanges if one.verb != "mean")
     units = {PROBE_DIM: "d", PROBE_NODES: "n", 1: "1"}
     sends = [f"{lengths[size]} {unit}" if lengths[size] > 1 else unit for size, unit in units.items() if lengths[size]]
@@ -108,12 +112,22 @@ def bytes_per_step(algorithm: Algorithm, network: Network, *, dim: int, wire: in
     edges: dict[Side, float] = {"pull": _links(pulls), "push": _links(pushes)}
     totals = []
     for d in dims:
-        inner = SimulatedNode(network.mixing)
+        inner = SimulatedNode(network.mixing, samples=_one_sample(network))
         state = algorithm.init(torch.zeros(network.nodes, d, dtype=torch.float64), inner)
         node = Counting(inner, wire=wire)
-        advance(algorithm, state, node, 0.0, torch.zeros_like)
+        advance(algorithm, state, node, 0.0, torch.zeros_like, zero_answer)
         totals.append(sum(node.bytes[side] * edges[side] for side in edges))
     return totals[0] + (totals[1] - totals[0]) * (dim - dims[0])
+
+
+def _one_sample(network: Network) -> Tensor:
+    return torch.ones(network.nodes, dtype=torch.int64)
+
+
+def zero_answer(query: Query) -> Tensor:
+    """Return gradients that are zero."""
+    zero = torch.zeros_like(query.point)
+    return zero if query.samples is None else zero.unsqueeze(-2).expand(*query.samples.shape, -1)
 
 
 def _links(matrices: Sequence[Matrix]) -> float:

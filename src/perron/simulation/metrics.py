@@ -36,12 +36,14 @@ class Snapshot(NamedTuple):
 
     Attributes:
         previous: the state before the step; None at the start, and for large models unless a metric needs it.
-        grads: the gradients of the step, ``(trials, n, d)`` each; empty at the start.
+        grads: the stochastic gradients of the step, ``(trials, n, d)`` each; empty at the start, and for algorithms that choose
+            samples themselves.
         lr: the learning rate of the step.
         traffic: messages and bytes per edge so far.
         network: the network of a whole step, which with several rounds has the products of the matrices.
         notes: results that metrics share, see `once`.
         links: the network along whose edges messages travel, if it is another.
+        evaluated: the number of gradients of single samples that all nodes have evaluated, where the problem has samples.
     """
 
     step: int
@@ -55,6 +57,7 @@ class Snapshot(NamedTuple):
     network: Network
     notes: dict[str, Any] | None = None
     links: Mixing | None = None
+    evaluated: int = 0
 
     def once(self, name: str, make: Callable[[], T]) -> T:
         """Return a result that several metrics share, computed by the first of them."""
@@ -69,6 +72,13 @@ class Snapshot(NamedTuple):
     def average(self) -> Tensor:
         """x-hat, ``(trials, d)``."""
         return self.algorithm.average(self.state, self.network)
+
+    @property
+    def gradient(self) -> Tensor:
+        """The last gradients that the algorithm has used, or its own estimates of them, ``(trials, n, d)``."""
+        if not self.grads and "grad" not in self.state._fields:
+            raise PerronError(f"{self.algorithm.about.title} keeps no gradients; leave out metrics that need them.")
+        return self.grads[-1] if self.grads else self.state.grad
 
 
 Metric = Callable[[Snapshot], Tensor]
@@ -147,9 +157,9 @@ def grad_norm_batch(now: Snapshot) -> Tensor:
     algorithm does.
     """
     x = now.state.x
-    if not now.grads:
+    if not now.step:
         return torch.full(x.shape[:-2], torch.nan)
-    return (_sq(now.grads[-1].mean(-2)) / x.shape[-1]).sqrt()
+    return (_sq(now.gradient.mean(-2)) / x.shape[-1]).sqrt()
 
 
 class BatchLoss:
@@ -238,7 +248,7 @@ def residual(now: Snapshot) -> Tensor:
         return torch.zeros_like(now.average)
     before = now.algorithm.average(now.previous, now.network)
     factor = now.algorithm.effective_step(now.network)
-    return now.average - before + factor * (now.lr * now.grads[-1]).mean(-2)
+    return now.average - before + factor * (now.lr * now.gradient).mean(-2)
 
 
 def needs_previous(metric: Metric) -> bool:
@@ -292,13 +302,21 @@ def bytes_sent(now: Snapshot) -> Tensor:
     return _total(now, now.traffic.pull_bytes, now.traffic.push_bytes)
 
 
+def epochs(now: Snapshot) -> Tensor:
+    """Passes over the data so far: gradients of single samples that all nodes have evaluated, divided by the number of samples."""
+    counts = now.problem.sample_counts
+    if counts is None:
+        raise PerronError(f"{type(now.problem).__name__} is no sum over samples; leave out the metric epochs.")
+    return torch.full((now.state.x.shape[0],), now.evaluated / int(counts.sum()), dtype=torch.float64)
+
+
 METRICS: dict[str, Metric] = {
     metric.__name__: metric
     for metric in (
         grad_norm_sq, grad_norm_sq_mean, grad_norm_sq_local, loss, loss_mean, suboptimality, distance_sq, distance_sq_local,
         distance_max, consensus_error_sq, tracking_error_sq, residual_sq, messages, bytes_sent, test_loss, test_accuracy,
         test_loss_weighted, test_accuracy_weighted, test_loss_local, test_accuracy_local, test_loss_worst,
-        test_accuracy_worst, grad_norm_batch,
+        test_accuracy_worst, grad_norm_batch, epochs,
     )
 }  # fmt: skip
 

@@ -12,11 +12,11 @@ import torch
 from scipy.sparse import coo_array, csr_array, issparse
 from torch import Tensor
 
-from perron.algorithms.node import Handle, Later, Node, NodeLinks, Side
+from perron.algorithms.node import Handle, Later, LocalSamples, Node, NodeLinks, Side
 from perron.networks.facts import Network
 from perron.networks.mixing import Mixing
 from perron.networks.stochastic import Matrix
-from perron.random import LOSSES, PARTICIPATION, Keyed, link_names
+from perron.random import LOSSES, PARTICIPATION, SAMPLES, Keyed, link_names
 
 DENSE = 2**20  # entries beyond which the matrix of nodes and links is sparse
 
@@ -28,6 +28,7 @@ class SimulatedNode(Node):
         mixing: the network.
         trials: number of trials, or their indices; None for tensors without a trial axis.
         seed: of the nodes' own random numbers.
+        samples: number of samples of each node, ``(n,)``, where it is known.
     """
 
     def __init__(
@@ -38,6 +39,7 @@ class SimulatedNode(Node):
         seed: int = 0,
         dtype: torch.dtype = torch.float64,
         device: torch.device | str = "cpu",
+        samples: Tensor | None = None,
     ) -> None:
         self.mixing, self.nodes, self.step = mixing, mixing.nodes, 0
         self._count = None if trials is None else trials if isinstance(trials, int) else len(trials)
@@ -52,6 +54,7 @@ class SimulatedNode(Node):
         }
         self._key: dict[str, Any] = {"seed": seed, "trials": trials, "device": device}
         self._participation = self.keyed(PARTICIPATION, self.nodes)
+        self._samples = None if samples is None else (samples[:, None].to(device), self.keyed(SAMPLES, self.nodes))
         self._links: dict[tuple[Side, int], NodeLinks] = {}
 
     def tensor(self, matrix: Any) -> Tensor:
@@ -102,6 +105,10 @@ class SimulatedNode(Node):
         if which not in self._links:
             self._links[which] = _SimulatedLinks(self, side, matrices[which[1]])
         return self._links[which]
+
+    @property
+    def samples(self) -> LocalSamples:
+        return super().samples if self._samples is None else LocalSamples(*self._samples, self.step)
 
     def column(self, values: Any) -> Tensor:
         """Return one number per node as a column ``(n, 1)``."""

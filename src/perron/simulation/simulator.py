@@ -15,11 +15,11 @@ import torch
 from torch import Tensor
 
 from perron._storage import tensorfile
-from perron.algorithms.base import Algorithm, advance
+from perron.algorithms.base import Algorithm, Query, advance
 from perron.algorithms.node import Node
 from perron.algorithms.unreliable import LinkFaults, Unreliable
 from perron.algorithms.wrappers import Counting, Quantized, Repeated
-from perron.errors import PerronError, listed
+from perron.errors import PerronError
 from perron.monitor.progress import Bar, OnProgress
 from perron.networks.facts import Network
 from perron.networks.graph import Graph
@@ -37,6 +37,7 @@ from perron.simulation._inputs import (
     as_mixing,
     as_start,
     as_trials,
+    check_first,
     check_options,
     check_problem,
     check_rate,
@@ -185,9 +186,13 @@ class Running:
             one.problem.to(dtype=dtype, device=device),
             keep_previous,
         )
-        self.inner = SimulatedNode(one.mixing, trials=one.numbers, seed=one.seed, dtype=dtype, device=device)
+        counts = one.problem.sample_counts
+        self.inner = SimulatedNode(
+            one.mixing, trials=one.numbers, seed=one.seed, dtype=dtype, device=device, samples=counts
+        )
         self.random = Keyed(one.seed, trials=one.numbers, nodes=self.inner.nodes, stream=NOISE, device=device)
-        self.step = self.draws = 0
+        self.step = self.draws = self.evaluated = 0
+        self.samples = 0 if counts is None else int(counts.sum())
         self.lr: float | Tensor = 0.0
         self.previous: Any = None
         self.grads: list[Tensor] = []
@@ -198,7 +203,8 @@ class Running:
         self.traffic = Traffic(0, 0, 0, 0)
         self._per_step: Traffic | None = None
         first = one.first()
-        self.blockwise = self._blockwise(first) if first.numel() * first.element_size() > _blockwise.LARGE else None
+        large = first.numel() * first.element_size() > _blockwise.LARGE and not one.algorithm.about.samples
+        self.blockwise = self._blockwise(first) if large else None
         self.state = self.blockwise.state if self.blockwise else one.algorithm.init(first, self.node)
 
     def _blockwise(self, first: Tensor) -> Blockwise:
@@ -221,7 +227,7 @@ class Running:
             node = Repeated(node, self.simulation.rounds)
         if self.blockwise is None:
             self.previous = self.state
-            self.state = advance(self.simulation.algorithm, self.state, node, self.lr, self._gradient)
+            self.state = advance(self.simulation.algorithm, self.state, node, self.lr, self._gradient, self._query)
         else:
             self.previous = type(self.state)(*(value.clone() for value in self.state)) if self.keep_previous else None
             self.blockwise.advance(self.lr, self._gradient_into, node)
@@ -241,22 +247,28 @@ class Running:
     def _gradient(self, point: Tensor) -> Tensor:
         self.grads.append(self.problem.grad(point, self.draws, self.random))
         if not self.draws:
-            self._check_first()
-        self.draws += 1
+            check_first(self.grads[-1])
+        self._count_gradient()
         return self.grads[-1]
 
-    def _check_first(self) -> None:
-        """Refuse gradients that are not finite where the run starts: no learning rate is the reason."""
-        wrong = (~torch.isfinite(self.grads[-1])).any(-1).any(0).nonzero().flatten().tolist()
-        if wrong:
-            raise PerronError(
-                f"The gradients of nodes {{{listed(wrong)}}} at their initial models are not finite. Look for NaN and huge "
-                "numbers in their data, and in the start."
-            )
+    def _count_gradient(self) -> None:
+        self.draws += 1
+        self._count_samples(self.problem.batch)
+
+    def _count_samples(self, each: int | None) -> None:
+        """Count the samples of which gradients were evaluated: some of each node, or all if None."""
+        self.evaluated += self.samples if each is None else min(each * self.problem.nodes, self.samples)
+
+    def _query(self, query: Query) -> Tensor:
+        answer = self.problem.answer(query)
+        if not self.step:
+            check_first(answer)
+        self._count_samples(None if query.samples is None else query.samples.shape[-1])
+        return answer
 
     def _gradient_into(self, point: Tensor, out: Tensor) -> Tensor:
         self.grads.append(self.problem.grad_into(point, self.draws, self.random, out))
-        self.draws += 1
+        self._count_gradient()
         return self.grads[-1]
 
     def snapshot(self) -> Snapshot:
@@ -264,7 +276,7 @@ class Running:
         one = self.simulation
         previous = self.previous if self.step else None
         facts = (self.lr, self.traffic, self.problem, one.algorithm, one.network)
-        return Snapshot(self.step, self.state, previous, self.grads, *facts, notes={}, links=one.mixing)
+        return Snapshot(self.step, self.state, previous, self.grads, *facts, notes={}, links=one.mixing, evaluated=self.evaluated)
 
     def saved(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """Return what is needed to resume, as tensors and numbers. Keyed random numbers have no state."""
@@ -274,11 +286,13 @@ class Running:
         tensors |= {f"links.{name}": value for name, value in in_transit.items()}
         now = self.traffic
         messages, size = {"pull": now.pulls, "push": now.pushes}, {"pull": now.pull_bytes, "push": now.push_bytes}
-        return tensors, {"step": self.step, "draws": self.draws, "counts": {"messages": messages, "bytes": size}}
+        counts = {"messages": messages, "bytes": size}
+        return tensors, {"step": self.step, "draws": self.draws, "evaluated": self.evaluated, "counts": counts}
 
     def restore(self, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
         """Resume from what was saved."""
         self.step, self.draws = facts["step"], facts["draws"]
+        self.evaluated = facts.get("evaluated", 0)  # version 0.1 had no metric that needs it
         self.traffic = Traffic(
             *(facts["counts"][kind][side] for kind in ("messages", "bytes") for side in ("pull", "push"))
         )

@@ -1,0 +1,206 @@
+"""Variance reduction: exact linear convergence with single samples, where f_i = (1/m_i) sum_l f_i,l over the samples of a node.
+
+A method asks for gradients as always; what it is sent is an estimate whose noise vanishes as the models converge.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Generator
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from perron.algorithms.base import About, Algorithm, Query, Rate, Step
+from perron.algorithms.moves import Memory, extend
+from perron.algorithms.node import Node
+from perron.algorithms.push_only import ADDOPT
+from perron.algorithms.push_pull import PushPull
+from perron.algorithms.undirected import GradientTracking
+from perron.errors import PerronError
+from perron.networks.facts import Network
+
+Estimate = Generator[Query, Tensor, tuple[Tensor, Memory]]
+QXKK, XKK = "Qureshi, Xin, Kar & Khan", "Xin, Khan & Kar"
+PUBLISHED = {  # title and reference, by estimator and method
+    ("SAGA", PushPull()): ("AB-SAGA", f"{QXKK} 2022"),
+    ("SAGA", ADDOPT()): ("Push-SAGA", f"{QXKK} 2021"),
+    ("SAGA", GradientTracking()): ("GT-SAGA", f"{XKK} 2020"),
+    ("SVRG", PushPull()): ("AB-SVRG", f"after {XKK} 2020"),
+    ("SVRG", GradientTracking()): ("GT-SVRG", f"{XKK} 2020"),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class VarianceReduced(Algorithm):
+    """Base of `SAGA` and `SVRG`: a method whose gradients are replaced by estimates.
+
+    The state is that of the method, and the fields that the estimates need.
+    """
+
+    method: Algorithm = PushPull()
+    batch: int = 1
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.batch < 1:
+            raise PerronError(f"{type(self).__name__} draws 1 sample or more in a step; got batch={self.batch}.")
+        if self.method.about.family == "gossip" or self.method.about.samples:
+            raise PerronError(
+                f"{type(self).__name__} needs a method that asks for stochastic gradients, as PushPull(); "
+                f"got {self.method.about.title}."
+            )
+
+    @property
+    def about(self) -> About:
+        kind, base = type(self).__name__, self.method.about
+        title, reference = PUBLISHED.get((kind, self.method), (f"{base.title} with {kind}", base.reference))
+        return About(
+            title=title, family=base.family, matrices=base.matrices, exact=base.exact, reference=reference,
+            speedup=base.speedup, robust=base.robust, samples=True,
+        )  # fmt: skip
+
+    @abstractmethod
+    def memory(self, x: Tensor, node: Node) -> Memory:
+        """Return the initial values of the fields that estimates need."""
+
+    @abstractmethod
+    def estimate(self, point: Tensor, state: Any, node: Node, number: int) -> Estimate:
+        """Yield queries, and return the estimate of the gradient at a point and the new fields.
+
+        ``state`` has the fields; ``number`` counts the gradients of the step.
+        """
+
+    def init(self, x: Tensor, node: Node) -> Any:
+        return extend(self.method.init(x, node), self.memory(x, node))
+
+    def step(self, state: Any, node: Node, lr: Rate) -> Step:
+        running, number = self.method.step(state, node, lr), 0
+        point = next(running)
+        while True:
+            grad, memory = yield from self.estimate(point, state, node, number)
+            state, number = state._replace(**memory), number + 1
+            try:
+                point = running.send(grad)
+            except StopIteration as done:
+                return extend(done.value, memory)
+
+    def average(self, state: Any, network: Network) -> Tensor:
+        return self.method.average(state, network)
+
+    def effective_step(self, network: Network) -> float:
+        return self.method.effective_step(network)
+
+    def conserved(self, state: Any, network: Network) -> dict[str, Tensor]:
+        return self.method.conserved(state, network)
+
+    def check(self, network: Network) -> None:
+        self.method.check(network)
+
+    def default_lr(self, network: Network, smoothness: float) -> float:
+        """That of the method."""
+        return self.method.default_lr(network, smoothness)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SAGA(VarianceReduced):
+    """A method with SAGA's estimates: AB-SAGA with `PushPull`, Push-SAGA with `ADDOPT`, GT-SAGA with `GradientTracking`.
+
+    Each node keeps a table of the last gradient of each of its samples, T_l, at first those at the initial model. In a step it
+    draws a sample s of 0 .. m_i - 1 uniformly and replaces grad f_i(x_i) in the method by
+
+    g = grad f_i,s(x) - T_s + (1/m_i) sum_l T_l,    then T_s = grad f_i,s(x).
+
+    The published methods, from g_prev = y = 0, with g = grad f_i(x) in the first step, which fills the table:
+
+    AB-SAGA:    y = B y + g - g_prev     x+ = A x - lr y
+    Push-SAGA:  y = B y + g - g_prev     u+ = B u - lr y     v+ = B v     x = u / v
+    GT-SAGA:    y = W y + g - g_prev     x+ = W x - lr y
+
+    Their text starts with y = grad f_i(x) and updates x first, which is the same. With a ``batch`` of b samples, drawn with
+    replacement, g has the mean of grad f_i,s(x) - T_s over them. Conserves what the method does, with g in the place of the
+    gradient, and the sum of the table. The table takes m_i d numbers; a step overwrites b of its rows.
+
+    Args:
+        method: an algorithm that asks for stochastic gradients.
+        batch: b.
+
+    References: Qureshi, Xin, Kar & Khan 2022 (AB-SAGA) and 2021 (Push-SAGA); Xin, Khan & Kar 2020 (GT-SAGA); Defazio, Bach &
+    Lacoste-Julien 2014 (SAGA).
+    """
+
+    overwritten: ClassVar[tuple[str, ...]] = ("table",)
+
+    def memory(self, x: Tensor, node: Node) -> Memory:
+        """An empty table, padded with zeros if the nodes have different numbers of samples."""
+        most = int(node.samples.counts.max())
+        return {"table": x.new_zeros(*x.shape[:-1], most, x.shape[-1]), "table_sum": torch.zeros_like(x)}
+
+    def estimate(self, point: Tensor, state: Any, node: Node, number: int) -> Estimate:
+        table, counts = state.table, node.samples.counts
+        if node.step == number == 0:
+            every = torch.arange(table.shape[-2], device=table.device).expand(table.shape[:-1])
+            grads = yield Query(point, every.minimum(counts - 1))
+            table = grads * (every < counts).unsqueeze(-1)
+            total = table.sum(-2)
+            return total / counts, {"table": table, "table_sum": total}
+        samples = node.samples.draw(self.batch, number)
+        new = yield Query(point, samples)
+        rows = samples.unsqueeze(-1).expand_as(new)
+        change = new - table.gather(-2, rows)
+        grad = change.mean(-2) + state.table_sum / counts
+        table.scatter_(-2, rows, new)
+        if self.batch > 1:  # a sample that was drawn twice changes the sum once
+            again = (samples.unsqueeze(-1) == samples.unsqueeze(-2)).tril(-1).any(-1)
+            change = change.masked_fill(again.unsqueeze(-1), 0)
+        return grad, {"table": table, "table_sum": state.table_sum + change.sum(-2)}
+
+    def conserved(self, state: Any, network: Network) -> dict[str, Tensor]:
+        return super().conserved(state, network) | {"table_sum - sum of table": state.table_sum - state.table.sum(-2)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class SVRG(VarianceReduced):
+    """A method with SVRG's estimates: AB-SVRG with `PushPull`, GT-SVRG with `GradientTracking`.
+
+    Every ``period`` steps, beginning with the first, a node computes its exact gradient and keeps the point, w = x. In the other
+    steps it draws a sample s uniformly and replaces grad f_i(x_i) in the method by
+
+    g = grad f_i,s(x) - grad f_i,s(w) + grad f_i(w).
+
+    AB-SVRG:    y = B y + g - g_prev     x+ = A x - lr y
+    GT-SVRG:    y = W y + g - g_prev     x+ = W x - lr y
+
+    from g_prev = y = 0. The text starts with y = grad f_i(x) and updates x first, which is the same. It needs no table but two
+    gradients per step. With a ``batch`` of b samples, drawn with replacement, g has the mean of the differences.
+
+    Args:
+        method: an algorithm that asks for stochastic gradients.
+        batch: b.
+        period: steps from one exact gradient to the next; about m_i / b or more keeps its cost small.
+
+    References: Xin, Khan & Kar 2020 (GT-SVRG); Johnson & Zhang 2013 (SVRG). AB-SVRG is GT-SVRG with A and B in the places of W.
+    """
+
+    period: int = 1000
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.period < 1:
+            raise PerronError(f"SVRG needs a period of 1 step or more; got period={self.period}.")
+
+    def memory(self, x: Tensor, node: Node) -> Memory:
+        """The kept point and its gradient; the first step replaces both."""
+        _ = node.samples  # refused where there are none
+        return {"kept": x, "kept_grad": torch.zeros_like(x)}
+
+    def estimate(self, point: Tensor, state: Any, node: Node, number: int) -> Estimate:
+        if number == 0 and node.step % self.period == 0:
+            grad = yield Query(point)
+            return grad, {"kept": point, "kept_grad": grad}
+        samples = node.samples.draw(self.batch, number)
+        new = yield Query(point, samples)
+        old = yield Query(state.kept, samples)
+        return (new - old).mean(-2) + state.kept_grad, {"kept": state.kept, "kept_grad": state.kept_grad}
