@@ -104,9 +104,10 @@ def test_equals_its_literal_twin(name):
         node.step = t
         return node.samples.draw(1)[0, :, 0].tolist()
 
-    def sample_grad(i, l, x):
+    def sample_grad(i, s, x):
         hessian, center, slope, bend = (
-            part.numpy() for part in (problem.hessians[i], problem.centers[i], problem.slopes[i, l], problem.bends[i, l])
+            part.numpy()
+            for part in (problem.hessians[i], problem.centers[i], problem.slopes[i, s], problem.bends[i, s])
         )
         return hessian @ (x - center) + slope + bend * x
 

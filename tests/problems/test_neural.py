@@ -213,7 +213,7 @@ def test_resnet_starts_to_learn_cifar10():
 
 
 @pytest.mark.parametrize("dim", [5, 8])  # 8: as many as there are nodes
-@pytest.mark.parametrize("name", [*ALGORITHMS, "focus_local"])
+@pytest.mark.parametrize("name", [*(name for name, one in ALGORITHMS.items() if not one.about.samples), "focus_local"])
 def test_blocks_give_the_same_numbers(name, dim, monkeypatch):
     """Every algorithm, in place and two coordinates at a time, against the whole vectors at once."""
     algorithm = FOCUS(local_steps=3, participation=0.5) if name == "focus_local" else ALGORITHMS[name]

@@ -5,6 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from sampled import SampledQuadratic as Quadratic
 from strategies import network_for
 
 from perron import ALGORITHMS, AdamW, Mixing, PushPull, Simulation, simulate, theory
@@ -12,7 +13,6 @@ from perron.algorithms.moves import Moving
 from perron.errors import MixingError, PerronError
 from perron.networks import topologies
 from perron.networks.repeat import repeat
-from perron.problems import Quadratic
 from perron.simulation import _blockwise
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*(disagreement grows|mixes slowly)")

@@ -6,7 +6,7 @@ from perron.problems import Quadratic
 
 
 class SampledQuadratic(Quadratic):
-    """f_i,l = f_i + <e_i,l, x> + <x, D_i,l x>/2, where e_i,l and the diagonal D_i,l sum to zero over the 3 + i % 4 samples of a node.
+    """f_i,l = f_i + <e_i,l, x> + <x, D_i,l x>/2 for the 3 + i % 4 samples of a node; e_i,l and the diagonal D_i,l sum to zero.
 
     `grad` is that of `Quadratic`, with its noise.
     """

@@ -258,7 +258,7 @@ def variance_reduced(net, G, x, a, kind="saga", A="A", B="B", push=False, period
     m, grad, B = net["m"], net["sample_grad"], net[B]
 
     def full(i, points):
-        return sum(grad(i, l, z) for l, z in enumerate(points)) / m[i]
+        return sum(grad(i, s, z) for s, z in enumerate(points)) / m[i]
 
     tables = [[x[i]] * m[i] for i in range(len(x))]
     g = np.stack([full(i, tables[i]) for i in range(len(x))])

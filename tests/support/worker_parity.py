@@ -7,13 +7,14 @@ from pathlib import Path
 import numpy as np
 import torch
 import torch.distributed as dist
+from sampled import SampledQuadratic
 
 from perron import ALGORITHMS, Mixing
 from perron.algorithms.unreliable import Links, Unreliable
 from perron.algorithms.wrappers import Quantized
 from perron.distributed import node as distributed
 from perron.networks import topologies
-from perron.problems import Logistic, Neural, Quadratic
+from perron.problems import Logistic, Neural
 from perron.simulation import measure_traits
 
 STEPS, SEED = 12, 3
@@ -47,7 +48,7 @@ def problems(n):
     features = torch.as_tensor(random.standard_normal((20 * n, 3)))
     labels = torch.as_tensor(random.choice([-1.0, 1.0], 20 * n))
     return {
-        "quadratic": Quadratic.random(n, 3, noise_std=0.3, seed=2),
+        "quadratic": SampledQuadratic.random(n, 3, noise_std=0.3, seed=2),
         "logistic": Logistic(features, labels, nodes=n, batch=5, compiled=False),
         "neural": Neural.images(n, model="mlp", width=4, depth=1, samples=150, batch=7),
     }
@@ -64,7 +65,11 @@ def cases(n):
                 algorithm.check(distributed.Network(mixing))
             except ValueError:
                 continue  # refused in both worlds
-            more = ("logistic", "neural") if name in ("push_pull", "frost", "add_opt") else ()
+            more = (
+                ("logistic", "neural")
+                if name in ("push_pull", "frost", "add_opt")
+                else ("logistic",) * algorithm.about.samples
+            )
             for problem in ("quadratic", *more):
                 lr = 0.05 / (n if measure_traits(algorithm).effective.startswith("n") else 1)
                 yield f"{name}, {kind}, {problem}", algorithm, mixing, problems(n)[problem], lr

@@ -93,6 +93,12 @@ def check_equals_the_simulator():
         name = case.partition(",")[0]
         if not isinstance(problem, Quadratic) or algorithm.about.family == "gossip":
             continue
+        if algorithm.about.samples:
+            refused(
+                lambda one=algorithm, net=mixing: Decentralized(Model(), one, net, lr=LR), "chosen samples", "PushPull"
+            )
+            names.add(name)
+            continue
         model, loss = Model(), Loss(problem)
         optimizer = Decentralized(model, algorithm, mixing, lr=lr, seed=SEED)
         seen = [optimizer.algorithm_state.x]

@@ -21,7 +21,8 @@ from perron.theory.sensitivity import sensitivity
 pytestmark = pytest.mark.filterwarnings("ignore:.*disagreement grows as lr")
 GRAPH = topologies.random_digraph(5, probability=0.4, seed=3)
 WEIGHTS = Mixing.random_integer(GRAPH, seed=1)
-EVERY = ALGORITHMS | {
+STOCHASTIC = {name: one for name, one in ALGORITHMS.items() if not one.about.samples}
+EVERY = STOCHASTIC | {
     f"{name} with {move.label}": replace(one, move=move)
     for name, one in ALGORITHMS.items()
     if isinstance(one, Moving)
@@ -162,6 +163,9 @@ def test_large_networks_and_gossip_are_refused():
         recursion(PushPull(), Mixing.uniform(topologies.ring(2000)), 0.1)
     with pytest.raises(PerronError, match="asks for no gradients"):
         theory.stable_lr(ALGORITHMS["push_sum"], WEIGHTS, 1.0)
+    for name in ALGORITHMS.keys() - STOCHASTIC.keys():
+        with pytest.raises(PerronError, match="asks for gradients of chosen samples, which are not available here"):
+            theory.stable_lr(ALGORITHMS[name], network_for(ALGORITHMS[name]), 1.0)
 
 
 # ---- levels

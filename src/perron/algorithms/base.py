@@ -2,7 +2,8 @@
 
 ``step`` is a generator. It starts exchanges, **yields the point at which it needs a gradient**, is sent the gradient, waits for
 the exchanges and returns the next state. Exchanges that it starts before the yield travel while the gradient is computed. The
-simulator and the processes run the same text; see `advance`. A yielded `Query` asks for exact gradients, or those of given samples.
+simulator and the processes run the same text; see `advance`. A yielded `Query` asks for the gradients of given
+samples.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from perron.algorithms.node import Node
+from perron.algorithms.node import NO_SAMPLES, Node
 from perron.algorithms.requirements import check_matrices, warn_if_wild
 from perron.errors import PerronError
 from perron.networks.facts import Network
@@ -30,8 +31,8 @@ class Query(NamedTuple):
 
     Attributes:
         point: where gradients are taken, ``(..., d)``.
-        samples: numbers l of samples from 0 to m_i - 1, ``(..., b)``, as from `perron.algorithms.node.LocalSamples.draw`. The
-            answer is the gradient of f_i,l for each of them, ``(..., b, d)``. None asks for the exact gradient of f_i, ``(..., d)``.
+        samples: numbers l of samples from 0 to m_i - 1, ``(..., b)``, as drawn by `perron.algorithms.node.LocalSamples.draw`.
+            The answer is grad f_i,l for each of them, ``(..., b, d)``. None asks for the exact gradient of f_i, ``(..., d)``.
     """
 
     point: Tensor
@@ -194,8 +195,9 @@ def _described(option: Any) -> str:
     return getattr(option, "__qualname__", None) or repr(option)
 
 
-def _refuse(query: Query) -> Tensor:
-    raise PerronError("Here are stochastic gradients only, and the algorithm yields a Query. Use `simulate` or processes.")
+def refuse_query(_: Query) -> Tensor:
+    """Refuse to answer, where there are stochastic gradients only."""
+    raise PerronError(NO_SAMPLES)
 
 
 def advance(
@@ -204,7 +206,7 @@ def advance(
     node: Node,
     lr: Rate,
     gradient: Callable[[Tensor], Tensor],
-    query: Callable[[Query], Tensor] = _refuse,
+    query: Callable[[Query], Tensor] = refuse_query,
 ) -> Any:
     """Run one step and return the next state; ``gradient(point)`` answers each yielded point, and ``query`` each `Query`."""
     step = algorithm.step(state, node, lr)

@@ -17,6 +17,11 @@ from perron.errors import PerronError
 from perron.random import Keyed
 
 Side = Literal["pull", "push"]
+NO_SAMPLES = (
+    "The algorithm asks for gradients of chosen samples, which are not available here. Run it with `simulate` or "
+    "`perron.distributed.iterates` on a problem that is a sum over samples (with `sample_counts`). Optimizers, theory and advice "
+    "need an algorithm that takes any stochastic gradient, such as PushPull."
+)
 
 
 class Handle(ABC):
@@ -156,8 +161,4 @@ class Node(ABC):
     @property
     def samples(self) -> LocalSamples:
         """The samples of this node in this step."""
-        raise PerronError(
-            "The algorithm asks for gradients of chosen samples, which are not available here. Run it with `simulate` or "
-            "`perron.distributed.iterates` on a problem that is a sum over samples (with `sample_counts`). Optimizers, theory and "
-            "advice need an algorithm that takes any stochastic gradient, such as PushPull."
-        )
+        raise PerronError(NO_SAMPLES)

@@ -24,12 +24,13 @@ from perron.networks.facts import Network
 
 Estimate = Generator[Query, Tensor, tuple[Tensor, Memory]]
 QXKK, XKK = "Qureshi, Xin, Kar & Khan", "Xin, Khan & Kar"
-PUBLISHED = {  # title and reference, by estimator and method
-    ("SAGA", PushPull()): ("AB-SAGA", f"{QXKK} 2022"),
-    ("SAGA", ADDOPT()): ("Push-SAGA", f"{QXKK} 2021"),
-    ("SAGA", GradientTracking()): ("GT-SAGA", f"{XKK} 2020"),
-    ("SVRG", PushPull()): ("AB-SVRG", f"after {XKK} 2020"),
-    ("SVRG", GradientTracking()): ("GT-SVRG", f"{XKK} 2020"),
+PUSH_PULL, ADD_OPT, TRACKING = PushPull(), ADDOPT(), GradientTracking()
+PUBLISHED: dict[tuple[str, Algorithm], tuple[str, str]] = {  # title and reference, by estimator and method
+    ("SAGA", PUSH_PULL): ("AB-SAGA", f"{QXKK} 2022"),
+    ("SAGA", ADD_OPT): ("Push-SAGA", f"{QXKK} 2021"),
+    ("SAGA", TRACKING): ("GT-SAGA", f"{XKK} 2020"),
+    ("SVRG", PUSH_PULL): ("AB-SVRG", f"after {XKK} 2020"),
+    ("SVRG", TRACKING): ("GT-SVRG", f"{XKK} 2020"),
 }
 
 
@@ -40,7 +41,7 @@ class VarianceReduced(Algorithm):
     The state is that of the method, and the fields that the estimates need.
     """
 
-    method: Algorithm = PushPull()
+    method: Algorithm = PUSH_PULL
     batch: int = 1
 
     def __post_init__(self) -> None:
@@ -77,7 +78,8 @@ class VarianceReduced(Algorithm):
         return extend(self.method.init(x, node), self.memory(x, node))
 
     def step(self, state: Any, node: Node, lr: Rate) -> Step:
-        running, number = self.method.step(state, node, lr), 0
+        running: Generator[Tensor, Tensor, Any] = self.method.step(state, node, lr)  # type: ignore[assignment]
+        number = 0
         point = next(running)
         while True:
             grad, memory = yield from self.estimate(point, state, node, number)

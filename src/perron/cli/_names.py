@@ -14,7 +14,7 @@ ALGORITHMS = (
     "robust_push_pull", "push_sum", "subgradient_push", "sgp", "sgp_cta", "extra_push", "normalized_extra_push", "dextra",
     "add_opt", "push_diging", "pull_diag", "gradient_pull", "frost", "pull_diag_gt", "frozen", "d_dngt", "row_extra",
     "dsgd", "dsgd_atc", "exact_diffusion", "nids", "d2", "extra", "diging", "next", "aug_dgm", "btpp", "stpp", "focus",
-    "focus_sampled",
+    "focus_sampled", "ab_saga", "ab_svrg", "push_saga", "gt_saga",
 )  # fmt: skip
 GOALS = ("fastest", "sum", "alignment", "level", "rate", "balanced", "symmetric", "leaf")
 PROBLEMS = ("logistic", "quadratic", "images")

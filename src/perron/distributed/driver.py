@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from perron.algorithms.base import Algorithm
-from perron.algorithms.node import Node
+from perron.algorithms.base import Algorithm, Query
+from perron.algorithms.node import NO_SAMPLES, Node
 from perron.algorithms.wrappers import Repeated
 from perron.distributed.collective import recovery_from
 from perron.distributed.flat_parameters import FlatParameters
@@ -73,8 +73,7 @@ class Driver(torch.optim.Optimizer):
         try:
             point = self._running.send(grad)
             self.gradients_received += 1
-            self.node.flush()
-            self._flat.show(point)
+            self._show(point)
         except StopIteration as done:
             self.algorithm_state, self.gradients_received = done.value, 0
             self.node.step += 1
@@ -97,6 +96,12 @@ class Driver(torch.optim.Optimizer):
             point = next(self._running)
         except StopIteration:
             raise PerronError(f"{self.algorithm.about.title} uses no gradients: it is no optimizer.") from None
+        self._show(point)
+
+    def _show(self, point: Tensor | Query) -> None:
+        """Post the exchanges, and put the point of the next gradient into the model."""
+        if isinstance(point, Query):
+            raise PerronError(NO_SAMPLES)
         self.node.flush()
         self._flat.show(point)
 

@@ -229,7 +229,8 @@ def iterates(
 
     def query(asked: Query) -> Tensor:
         inner.flush()
-        return local.answer(Query(*(None if part is None else part.view(1, 1, -1) for part in asked)))[0, 0]
+        samples = None if asked.samples is None else asked.samples.view(1, 1, -1)
+        return local.answer(Query(asked.point.view(1, 1, -1), samples))[0, 0]
 
     yield state
     for step in range(steps):

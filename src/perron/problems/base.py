@@ -39,7 +39,6 @@ class Problem(ABC):
         sample_counts: m_i, the number of samples of each node, int64 ``(n,)``; None where f_i is not a finite sum.
         dtype: default precision.
         batch: number of samples in a stochastic gradient of a node; None if `grad` is exact.
-        sample_counts: m_i, where f_i = (1/m_i) sum_l f_i,l is a sum over samples, int64 ``(n,)``; None where it is not.
         batch_losses: of the last `grad`, the loss of each node on its minibatch, ``(..., n)``; None where not known.
         per_node: names of the attributes whose first axis is the node, which `of_node` takes a row of. A subclass lists its own
             ones only.
@@ -56,7 +55,6 @@ class Problem(ABC):
     sample_counts: Tensor | None = None
     dtype: torch.dtype = torch.float64
     batch: int | None = None
-    sample_counts: Tensor | None = None
     batch_losses: Tensor | None = None
     per_node: ClassVar[tuple[str, ...]] = ()
     shared: ClassVar[tuple[str, ...]] = ("optimum", "batch_losses")
@@ -78,19 +76,9 @@ class Problem(ABC):
         """Write `grad` into ``out`` and return it; override where large gradients need no memory of their own."""
         return out.copy_(self.grad(x, draw, random))
 
-    def sample_grads(self, x: Tensor, samples: Tensor) -> Tensor:
-        """The gradients of f_i,l for given samples l of each node: ``(..., n, d), (..., n, b) -> (..., n, b, d)``.
-
-        Their mean over all m_i samples is the exact gradient: regularisers and the weight of a share are part of each.
-        """
-        raise PerronError(
-            f"{type(self).__name__} is no sum over samples: it has no sample_grads and no sample_counts. Use an algorithm that "
-            "takes any stochastic gradient, as PushPull."
-        )
-
     def answer(self, query: Query) -> Tensor:
         """The gradients that an algorithm asks for by a `Query`."""
-        return self.local_grads(query.point) if query.samples is None else self.sample_grads(*query)
+        return self.local_grads(query.point) if query.samples is None else self.sample_grads(query.point, query.samples)
 
     def full_grad(self, x: Tensor) -> Tensor:
         """grad f at common points: ``(..., d) -> (..., d)``."""

@@ -303,7 +303,7 @@ def bytes_sent(now: Snapshot) -> Tensor:
 
 
 def epochs(now: Snapshot) -> Tensor:
-    """Passes over the data so far: gradients of single samples that all nodes have evaluated, divided by the number of samples."""
+    """Passes over the data so far: the evaluated gradients of single samples of all nodes, divided by the number of samples."""
     counts = now.problem.sample_counts
     if counts is None:
         raise PerronError(f"{type(now.problem).__name__} is no sum over samples; leave out the metric epochs.")

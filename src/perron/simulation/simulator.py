@@ -245,19 +245,18 @@ class Running:
         return Counting(self.node, wire=wire, block=block)
 
     def _gradient(self, point: Tensor) -> Tensor:
-        self.grads.append(self.problem.grad(point, self.draws, self.random))
-        if not self.draws:
-            check_first(self.grads[-1])
-        self._count_gradient()
-        return self.grads[-1]
+        return self._received(self.problem.grad(point, self.draws, self.random))
 
-    def _count_gradient(self) -> None:
+    def _gradient_into(self, point: Tensor, out: Tensor) -> Tensor:
+        return self._received(self.problem.grad_into(point, self.draws, self.random, out))
+
+    def _received(self, grads: Tensor) -> Tensor:
+        if not self.draws:
+            check_first(grads)
+        self.grads.append(grads)
         self.draws += 1
         self._count_samples(self.problem.batch)
-
-    def _count_samples(self, each: int | None) -> None:
-        """Count the samples of which gradients were evaluated: some of each node, or all if None."""
-        self.evaluated += self.samples if each is None else min(each * self.problem.nodes, self.samples)
+        return grads
 
     def _query(self, query: Query) -> Tensor:
         answer = self.problem.answer(query)
@@ -266,17 +265,18 @@ class Running:
         self._count_samples(None if query.samples is None else query.samples.shape[-1])
         return answer
 
-    def _gradient_into(self, point: Tensor, out: Tensor) -> Tensor:
-        self.grads.append(self.problem.grad_into(point, self.draws, self.random, out))
-        self._count_gradient()
-        return self.grads[-1]
+    def _count_samples(self, each: int | None) -> None:
+        """Count the samples of which gradients were evaluated: some of each node, or all if None."""
+        self.evaluated += self.samples if each is None else min(each * self.problem.nodes, self.samples)
 
     def snapshot(self) -> Snapshot:
         """Return everything that is known after the current step."""
         one = self.simulation
         previous = self.previous if self.step else None
         facts = (self.lr, self.traffic, self.problem, one.algorithm, one.network)
-        return Snapshot(self.step, self.state, previous, self.grads, *facts, notes={}, links=one.mixing, evaluated=self.evaluated)
+        return Snapshot(
+            self.step, self.state, previous, self.grads, *facts, notes={}, links=one.mixing, evaluated=self.evaluated
+        )
 
     def saved(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """Return what is needed to resume, as tensors and numbers. Keyed random numbers have no state."""
