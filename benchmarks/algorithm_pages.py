@@ -65,7 +65,7 @@ x_i^{+} &= A_{ii}\,x_i + \textstyle\sum_j A_{ij}\,x_{ij} - \eta\,y_i^{+}
 WORDS = {
     "lr": r"\eta", "theta": r"\theta", "phi": r"\phi", "psi": r"\psi", "nesterov": r"\mathrm{nesterov}",
     "heavy": r"\mathrm{heavy}", "momentum": r"\mathrm{momentum}", "mean": r"\operatorname{mean}", "max": r"\max",
-    "grad": r"\nabla f",
+    "grad": r"\nabla f", "grad_s": r"\nabla f_s",
 }  # fmt: skip
 
 
@@ -112,7 +112,7 @@ def recursion(name: str) -> tuple[str, list[str]]:
     if algorithm.about.family == "federated" or algorithm.about.robust:
         return (ROBUST if algorithm.about.robust else FOCUS).strip(), []
     _, lines, _, _ = parts(algorithm)
-    order = f"{getattr(algorithm, 'order', '')}:"
+    order = f"{getattr(algorithm, 'order', algorithm.about.title)}:"
     chosen = [line.removeprefix(order).strip() for line in lines if line.startswith(order)] or [lines[0]]
     pieces = re.split(r"\s{3,}", chosen[0])
     if hasattr(algorithm, "damped"):
@@ -144,7 +144,8 @@ def page(name: str, facts: list[str]) -> str:
         for which, (graph, mixing) in GRAPHS.items()
     ]
     rows = {
-        "needs": NEEDS[about.matrices],
+        "needs": NEEDS[about.matrices]
+        + ("; a problem with samples (`Problem.sample_counts`)" if about.samples else ""),
         "sends per edge and step": traits.sends,
         "overlaps the gradient": traits.overlap.replace("-", "nothing"),
         "effective step": traits.effective_step,
@@ -199,7 +200,8 @@ def index(measured: dict[str, dict[str, list[str]]]) -> str:
         "and problem, so that they agree in size and order, not to the digit.", "",
         r"- exp16, rdg12: iterations until max_i |x_i - x\*| <= 1e-10 on heterogeneous quadratics (eigenvalues 0.1 .. 1,",
         "  d = 5), on an exponential graph with 16 nodes and a random digraph with 12, at the best effective step of a grid (in",
-        "  brackets, times L); for biased methods the error left at the step 0.05.",
+        "  brackets, times L); for biased methods the error left at the step 0.05. Variance-reduced methods: on least squares",
+        "  with 20 samples of length 1 at each node, one of which is drawn in a step.",
         r"- noise ratio: stationary E|x-hat - x\*|^2 over the closed form of centralized SGD with as many nodes, effective",
         "  step 0.05, on exponential graphs: 1 means linear speedup in full. In brackets the standard error at n = 32.",
         f"- {'; '.join(metrics)}.", "",

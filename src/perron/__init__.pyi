@@ -16,6 +16,7 @@ from .algorithms import ALGORITHMS as ALGORITHMS
 from .algorithms import PushPull as PushPull
 from .algorithms.base import About as About
 from .algorithms.base import Algorithm as Algorithm
+from .algorithms.base import Query as Query
 from .algorithms.node import Node as Node
 from .distributed import CheckpointManager as CheckpointManager
 from .distributed import Decentralized as Decentralized

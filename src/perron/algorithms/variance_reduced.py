@@ -110,20 +110,16 @@ class VarianceReduced(Algorithm):
 class SAGA(VarianceReduced):
     """A method with SAGA's estimates: AB-SAGA with `PushPull`, Push-SAGA with `ADDOPT`, GT-SAGA with `GradientTracking`.
 
-    Each node keeps a table of the last gradient of each of its samples, T_l, at first those at the initial model. In a step it
-    draws a sample s of 0 .. m_i - 1 uniformly and replaces grad f_i(x_i) in the method by
+    AB-SAGA:    g = grad_s(x) - T_s + mean(T)   T_s+ = grad_s(x)   y = B y + g - g_prev   x+ = A x - lr y
+    Push-SAGA:  g = grad_s(x) - T_s + mean(T)   T_s+ = grad_s(x)   y = B y + g - g_prev   u+ = B u - lr y   v+ = B v   x = u / v
+    GT-SAGA:    g = grad_s(x) - T_s + mean(T)   T_s+ = grad_s(x)   y = W y + g - g_prev   x+ = W x - lr y
 
-    g = grad f_i,s(x) - T_s + (1/m_i) sum_l T_l,    then T_s = grad f_i,s(x).
+    where s is a sample of the node, drawn uniformly in every step, grad_s its gradient, and T the node's table of the last
+    gradient of each of its m_i samples. From y = g_prev = 0; in the first step g is the exact gradient, and fills the table. The
+    publications start with y = grad f_i(x) and then update the model first, which is the same.
 
-    The published methods, from g_prev = y = 0, with g = grad f_i(x) in the first step, which fills the table:
-
-    AB-SAGA:    y = B y + g - g_prev     x+ = A x - lr y
-    Push-SAGA:  y = B y + g - g_prev     u+ = B u - lr y     v+ = B v     x = u / v
-    GT-SAGA:    y = W y + g - g_prev     x+ = W x - lr y
-
-    Their text starts with y = grad f_i(x) and updates x first, which is the same. With a ``batch`` of b samples, drawn with
-    replacement, g has the mean of grad f_i,s(x) - T_s over them. Conserves what the method does, with g in the place of the
-    gradient, and the sum of the table. The table takes m_i d numbers; a step overwrites b of its rows.
+    With a ``batch`` of b samples, drawn with replacement, g has the mean of grad_s(x) - T_s over them. Conserves what the method
+    does, with g in the place of the gradient: 1^T y = 1^T g. The table takes m_i d numbers, and a step overwrites b of its rows.
 
     Args:
         method: an algorithm that asks for stochastic gradients.
@@ -167,16 +163,15 @@ class SAGA(VarianceReduced):
 class SVRG(VarianceReduced):
     """A method with SVRG's estimates: AB-SVRG with `PushPull`, GT-SVRG with `GradientTracking`.
 
-    Every ``period`` steps, beginning with the first, a node computes its exact gradient and keeps the point, w = x. In the other
-    steps it draws a sample s uniformly and replaces grad f_i(x_i) in the method by
+    AB-SVRG:  g = grad_s(x) - grad_s(w) + grad(w)   y = B y + g - g_prev   x+ = A x - lr y
+    GT-SVRG:  g = grad_s(x) - grad_s(w) + grad(w)   y = W y + g - g_prev   x+ = W x - lr y
 
-    g = grad f_i,s(x) - grad f_i,s(w) + grad f_i(w).
+    where s is a sample of the node, drawn uniformly in every step, grad_s its gradient, and w the model of the node at the last
+    step whose number is a multiple of ``period``, when g is the exact gradient. From y = g_prev = 0. The publication starts with
+    y = grad f_i(x) and then updates the model first, which is the same.
 
-    AB-SVRG:    y = B y + g - g_prev     x+ = A x - lr y
-    GT-SVRG:    y = W y + g - g_prev     x+ = W x - lr y
-
-    from g_prev = y = 0. The text starts with y = grad f_i(x) and updates x first, which is the same. It needs no table but two
-    gradients per step. With a ``batch`` of b samples, drawn with replacement, g has the mean of the differences.
+    It needs no table, but two gradients of samples per step, and one of all samples per period. With a ``batch`` of b samples,
+    drawn with replacement, g has the mean of grad_s(x) - grad_s(w) over them.
 
     Args:
         method: an algorithm that asks for stochastic gradients.

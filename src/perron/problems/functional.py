@@ -68,6 +68,7 @@ class LocalLoss(Problem):
         self.data = tuple(part.double() if part.is_floating_point() else part for part in data)
         self._loss = loss
         self._grads = vmap(grad(loss))  # over nodes
+        self._sample_grads = vmap(vmap(vmap(grad(loss), (None, *[0] * len(data)))))  # over samples, nodes and trials
         self._losses = vmap(loss, in_dims=(None, *[0] * len(data)))
         self._try()
 
@@ -96,6 +97,20 @@ class LocalLoss(Problem):
         node = torch.arange(self.nodes, device=rows.device)[:, None]
         parts = [part[node, rows] for part in self.data]  # (trials, n, batch, ...)
         return vmap(self._grads)(x, *parts)
+
+    @property
+    def sample_counts(self) -> Tensor | None:  # type: ignore[override]
+        """With a batch, the length of the second axis of the data; otherwise it is not known whether there are samples."""
+        return None if self.batch is None else torch.full((self.nodes,), self.data[0].shape[1])
+
+    def sample_grads(self, x: Tensor, samples: Tensor) -> Tensor:
+        if self.batch is None:
+            return super().sample_grads(x, samples)
+        trials = samples.reshape(-1, *samples.shape[-2:])
+        node = torch.arange(self.nodes, device=samples.device)[:, None]
+        parts = [part[node, trials].unsqueeze(3) for part in self.data]  # (trials, n, b, 1, ...)
+        found = self._sample_grads(x.reshape(-1, self.nodes, self.dim), *parts)
+        return found.view(*samples.shape, self.dim)
 
     def loss(self, x: Tensor) -> Tensor:
         flat = x.reshape(-1, self.dim)
