@@ -269,7 +269,7 @@ def test_costs_are_those_of_the_method():
         (lambda: simulate(Quadratic.random(6), PushPull(), MIXING, lr=0.1, steps=1, metrics=["epochs"]),
          "Quadratic is no sum over samples; leave out the metric epochs"),
         (lambda: Quadratic.random(6).answer(Query(torch.zeros(6, 4), torch.zeros(6, 1).long())), "has no single samples"),
-        (lambda: simulate(problem_of(), SAGA(), MIXING, lr=0.1, steps=1, start=np.full((6, 4), 1e308)),
+        (lambda: simulate(problem_of(), SAGA(), MIXING, lr=0.1, steps=1, start=np.full((6, 4), 1.7e308)),
          "gradients of nodes .* at their initial models are not finite"),
     ],
 )  # fmt: skip
