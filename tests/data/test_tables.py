@@ -83,6 +83,9 @@ def test_columns_of_nodes_and_classes_as_text(tmp_path):
         table = read_table(tmp_path / name, nodes="site")
         check(table, ["ill", "well", "ill"])
         assert list(table.nodes) == ["oslo", "rome", "oslo"]
+    check(read_table(tmp_path / "data.csv", drop=["site"]), ["ill", "well", "ill"])
+    with pytest.raises(PerronError, match=r"no column of data\.csv 'town'"):
+        read_table(tmp_path / "data.csv", drop=["town"])
     for name in ("data.csv", "data.parquet"):
         with pytest.raises(FileError, match=r"(line 2|row 0): column 'site' holds 'oslo', not a finite number"):
             read_table(tmp_path / name)

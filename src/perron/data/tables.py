@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import io
 from array import array
+from collections.abc import Sequence
 from functools import lru_cache
 from math import isfinite
 from pathlib import Path
@@ -19,7 +20,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from perron._registry import unknown
+from perron._registry import lookup, unknown
 from perron._storage import npz
 from perron.data import datasets
 from perron.errors import FileError, listed
@@ -61,7 +62,9 @@ def load_table(name: str, folder: str | Path | None = None) -> tuple[Table, Tabl
     return training, read_table(datasets.path_of(where, test)) if not datasets.lacks(where, test) else None
 
 
-def read_table(path: str | Path, *, target: str | int | None = None, nodes: str | int | None = None) -> Table:
+def read_table(
+    path: str | Path, *, target: str | int | None = None, nodes: str | int | None = None, drop: Sequence[str] = ()
+) -> Table:
     """Read a file of samples.
 
     Args:
@@ -69,18 +72,19 @@ def read_table(path: str | Path, *, target: str | int | None = None, nodes: str 
             or targets); any other name for LIBSVM's format, ``label index:value index:value ...`` with indices from 1.
         target: the column of the targets; by default the one that is called target, label, class or y. Columns without a header
             are numbered from 0.
-        nodes: a column that names the node of each sample; all columns but these two are features.
+        nodes: a column that names the node of each sample.
+        drop: columns that are not used, such as ids; all others are features.
     """
     path = Path(path)
     try:
         facts = path.stat()
     except OSError as error:
         raise FileError(f"Cannot read {path}: {error.strerror}.") from None
-    return _read(path, target, nodes, facts.st_mtime_ns, facts.st_size)
+    return _read(path, target, nodes, tuple(map(str, drop)), facts.st_mtime_ns, facts.st_size)
 
 
 @lru_cache(maxsize=4)  # the runs of a study read the same files
-def _read(path: Path, target: str | int | None, nodes: str | int | None, *_: int) -> Table:
+def _read(path: Path, target: str | int | None, nodes: str | int | None, drop: tuple[str, ...], *_: int) -> Table:
     suffix = path.with_suffix("").suffix if path.suffix in datasets.PACKED else path.suffix
     if suffix == ".npz":
         return _from_arrays(path, npz.read(path), target, nodes)
@@ -89,15 +93,15 @@ def _read(path: Path, target: str | int | None, nodes: str | int | None, *_: int
         import pandas as pd
 
         try:
-            return _from_frame(path, pd.read_parquet(io.BytesIO(raw)), target, nodes, "row", 0)
+            return _from_frame(path, pd.read_parquet(io.BytesIO(raw)), target, nodes, drop, "row", 0)
         except (OSError, ValueError) as error:  # pyarrow's errors are of these types
             raise FileError(f"{path} is not a Parquet file that can be read: {error}.") from None
     if suffix in (".csv", ".tsv"):
-        return _from_csv(path, raw, target, nodes)
-    if target is not None or nodes is not None:
+        return _from_csv(path, raw, target, nodes, drop)
+    if named := [column for column in (target, nodes, *drop) if column is not None]:
         raise FileError(
-            f"{path} is read as a LIBSVM file, which has no columns {listed([c for c in (target, nodes) if c is not None])}; "
-            "name columns of .csv, .npz and .parquet files only."
+            f"{path} is read as a LIBSVM file, which has no columns {listed(named)}; name columns of .csv, .npz and .parquet "
+            "files only."
         )
     return parse_libsvm(path, raw)
 
@@ -137,7 +141,9 @@ def parse_libsvm(path: Path, raw: bytes) -> Table:
     return _checked(path, features, np.frombuffer(labels).copy(), None, "sample", 0)
 
 
-def _from_csv(path: Path, raw: bytes, target: str | int | None, nodes: str | int | None) -> Table:
+def _from_csv(
+    path: Path, raw: bytes, target: str | int | None, nodes: str | int | None, drop: tuple[str, ...]
+) -> Table:
     import pandas as pd
 
     try:
@@ -153,36 +159,39 @@ def _from_csv(path: Path, raw: bytes, target: str | int | None, nodes: str | int
         )
     except (ValueError, pd.errors.ParserError) as error:
         raise FileError(f"{path} is not a CSV file that can be read: {str(error).strip()}.") from None
-    return _from_frame(path, frame, target, nodes, "line", 1 if header is None else 2)
+    return _from_frame(path, frame, target, nodes, drop, "line", 1 if header is None else 2)
 
 
 def _from_frame(
-    path: Path, frame: pd.DataFrame, target: str | int | None, nodes: str | int | None, unit: str, first: int
+    path: Path,
+    frame: pd.DataFrame,
+    target: str | int | None,
+    nodes: str | int | None,
+    drop: tuple[str, ...],
+    unit: str,
+    first: int,
 ) -> Table:
     import pandas as pd
 
     frame.columns = [str(name) for name in frame.columns]
-    named = _target_name(path, list(frame.columns), target)
-    others = {} if nodes is None else {"nodes": str(nodes)}
-    for column in others.values():
-        if column not in frame.columns:
-            raise unknown(column, frame.columns, f"column of {path.name}")
-    for column in (named, *others.values()):
+    group = [] if nodes is None else [str(nodes)]
+    for column in (*group, *drop):
+        lookup(column, dict.fromkeys(frame.columns), f"column of {path.name}")
+    named = _target_name(path, [column for column in frame.columns if column not in drop], target)
+    for column in (named, *group):
         if frame[column].isna().any():
             place = first + int(frame[column].isna().to_numpy().argmax())
             raise FileError(f"{path}, {unit} {place}: column {column!r} is empty.")
-    features = frame.drop(columns=[named, *others.values()])
+    features = frame.drop(columns=list({named, *group, *drop}))
     _check_size(path, len(features), len(features.columns))
     numbers = np.array(features.apply(pd.to_numeric, errors="coerce"), dtype=np.float64)
     if not np.isfinite(numbers).all():
         row, column = np.argwhere(~np.isfinite(numbers))[0]
         raise FileError(
             f"{path}, {unit} {first + row}: column {features.columns[column]!r} holds {features.iloc[row, column]!r}, not a "
-            "finite number. Encode text as numbers, and fill in or remove what is missing."
+            "finite number. Encode text as numbers, fill in what is missing, or drop the column."
         )
-    return _checked(
-        path, numbers, _plain(frame[named]), _plain(frame[others["nodes"]]) if others else None, unit, first
-    )
+    return _checked(path, numbers, _plain(frame[named]), _plain(frame[group[0]]) if group else None, unit, first)
 
 
 def _from_arrays(path: Path, arrays: dict[str, Any], target: str | int | None, nodes: str | int | None) -> Table:

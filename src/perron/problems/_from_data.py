@@ -22,23 +22,23 @@ SCALES = {"none": None, "standard": None, "rows": None}
 
 
 def load(
-    data: str, loss: str, target: str | int | None, test: str | None, column: str | None, samples: int | None,
-    dim: int | None, seed: int,
+    data: str, loss: str, target: str | int | None, test: str | None, drop: str | None, column: str | None,
+    samples: int | None, dim: int | None, seed: int,
 ) -> tuple[Table, Table | None]:  # fmt: skip
     """Return training and test samples; arguments as in `LinearModel.from_data`."""
-    tested = None
+    tested, unused = None, [name.strip() for name in (drop or "").split(",") if name.strip()]
     if data == SYNTHETIC:
         table = _synthetic(loss, samples or 10_000, dim or 20, seed)
     elif dim is not None:
         raise PerronError(f"dim is an option of data = {SYNTHETIC!r}; {data} has the features that it has.")
     elif is_file(data):
-        table = read_table(data.removeprefix(FILE), target=target, nodes=column)
+        table = read_table(data.removeprefix(FILE), target=target, nodes=column, drop=unused)
         if test is not None:
-            tested = read_table(test.removeprefix(FILE), target=target, nodes=column)
+            tested = read_table(test.removeprefix(FILE), target=target, nodes=column, drop=unused)
     else:
         table, tested = load_table(data)
-    if not is_file(data) and (target, test, column) != (None, None, None):
-        raise PerronError(f"target, test and partition = 'column:...' are options of files; got data = {data!r}.")
+    if not is_file(data) and any(option is not None for option in (target, test, drop, column)):
+        raise PerronError(f"target, test, drop and partition = 'column:...' are options of files; got data = {data!r}.")
     if samples is not None and not 1 <= samples <= len(table.targets):
         raise PerronError(f"{data} has {len(table.targets):,} training samples; got samples={samples}.")
     groups = None if table.nodes is None else table.nodes[:samples]

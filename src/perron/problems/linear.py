@@ -123,6 +123,7 @@ class LinearModel(Problem):
         data: str,
         target: str | int | None = None,
         test: str | None = None,
+        drop: str | None = None,
         samples: int | None = None,
         dim: int | None = None,
         scale: Literal["none", "standard", "rows"] = "none",
@@ -146,6 +147,7 @@ class LinearModel(Problem):
                 h ~ N(0, I), and targets from a linear model with random weights.
             target: the column of a file with the targets.
             test: a file with test samples; datasets with a name have their own.
+            drop: columns of a file that are not used, separated by commas, such as ids.
             samples: use the first ones only; of synthetic data, their number (10,000 by default).
             dim: d of synthetic data (20 by default).
             scale: ``"standard"``: each feature gets mean 0 and standard deviation 1 (on the training samples); ``"rows"``: each
@@ -163,7 +165,7 @@ class LinearModel(Problem):
         if kind == "lasso" and not l1:
             raise PerronError('lasso needs l1 > 0; without it, it is kind = "ridge".')
         column = partition.removeprefix(COLUMN) if partition.startswith(COLUMN) else None
-        table, tested = load(data, loss, target, test, column, samples, dim, seed)
+        table, tested = load(data, loss, target, test, drop, column, samples, dim, seed)
         parts = deal(table, loss, nodes, partition, concentration=concentration, shards=shards, seed=seed)
         rows, test_rows = prepare(table.features, None if tested is None else tested.features, scale, intercept)
         return cls(
