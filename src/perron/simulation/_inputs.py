@@ -13,7 +13,7 @@ from torch import Tensor
 from perron._registry import lookup
 from perron.algorithms import ALGORITHMS
 from perron.algorithms.base import Algorithm
-from perron.errors import PerronError, brief, listed
+from perron.errors import PerronError, brief
 from perron.networks.builder import build_network
 from perron.networks.graph import Graph, as_graph
 from perron.networks.mixing import Mixing
@@ -107,16 +107,6 @@ def check_options(given: Iterable[str], simulation: type) -> None:
     known = {one.name: None for one in fields(simulation)}
     for name in given:
         lookup(name, known, "option of simulate")
-
-
-def check_first(grads: Tensor) -> None:
-    """Refuse gradients that are not finite where the run starts, ``(trials, n, ...)``: no learning rate is the reason."""
-    wrong = (~torch.isfinite(grads)).transpose(0, 1).flatten(1).any(1).nonzero().flatten().tolist()
-    if wrong:
-        raise PerronError(
-            f"The gradients of nodes {{{listed(wrong)}}} at their initial models are not finite. Look for NaN and huge "
-            "numbers in their data, and in the start."
-        )
 
 
 def _described(value: Any) -> str:

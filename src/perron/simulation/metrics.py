@@ -43,7 +43,7 @@ class Snapshot(NamedTuple):
         network: the network of a whole step, which with several rounds has the products of the matrices.
         notes: results that metrics share, see `once`.
         links: the network along whose edges messages travel, if it is another.
-        evaluated: the number of gradients of single samples that all nodes have evaluated, where the problem has samples.
+        gradients: how many gradients a node has evaluated so far, on average: of single samples, where the problem has samples.
     """
 
     step: int
@@ -57,7 +57,7 @@ class Snapshot(NamedTuple):
     network: Network
     notes: dict[str, Any] | None = None
     links: Mixing | None = None
-    evaluated: int = 0
+    gradients: float = 0.0
 
     def once(self, name: str, make: Callable[[], T]) -> T:
         """Return a result that several metrics share, computed by the first of them."""
@@ -307,7 +307,7 @@ def epochs(now: Snapshot) -> Tensor:
     counts = now.problem.sample_counts
     if counts is None:
         raise PerronError(f"{type(now.problem).__name__} is no sum over samples; leave out the metric epochs.")
-    return torch.full((now.state.x.shape[0],), now.evaluated / int(counts.sum()), dtype=torch.float64)
+    return torch.full((now.state.x.shape[0],), now.gradients * len(counts) / int(counts.sum()), dtype=torch.float64)
 
 
 METRICS: dict[str, Metric] = {

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from perron._storage import tensorfile
-from perron.algorithms.base import Algorithm, Query, advance
+from perron.algorithms.base import Algorithm, advance
 from perron.algorithms.node import Node
 from perron.algorithms.unreliable import LinkFaults, Unreliable
 from perron.algorithms.wrappers import Counting, Quantized, Repeated
@@ -37,11 +37,11 @@ from perron.simulation._inputs import (
     as_mixing,
     as_start,
     as_trials,
-    check_first,
     check_options,
     check_problem,
     check_rate,
 )
+from perron.simulation._oracle import Oracle
 from perron.simulation.checkpoint import RunCheckpoint
 from perron.simulation.history import History, Recorder, recorded
 from perron.simulation.metrics import Metric, Snapshot, Traffic
@@ -190,12 +190,10 @@ class Running:
         self.inner = SimulatedNode(
             one.mixing, trials=one.numbers, seed=one.seed, dtype=dtype, device=device, samples=counts
         )
-        self.random = Keyed(one.seed, trials=one.numbers, nodes=self.inner.nodes, stream=NOISE, device=device)
-        self.step = self.draws = self.evaluated = 0
-        self.samples = 0 if counts is None else int(counts.sum())
+        random = Keyed(one.seed, trials=one.numbers, nodes=self.inner.nodes, stream=NOISE, device=device)
+        self.step, self.oracle = 0, Oracle(self.problem, random)
         self.lr: float | Tensor = 0.0
         self.previous: Any = None
-        self.grads: list[Tensor] = []
         self.unreliable = Unreliable(self.inner, one.links) if one.links else None
         self.node: Node = self.unreliable or self.inner
         if one.wire:
@@ -220,17 +218,19 @@ class Running:
 
     def advance(self) -> None:
         """Do one step."""
-        self.inner.step, self.lr, self.grads = self.step, rate_at(self.simulation.rate, self.step), []
+        self.inner.step, self.lr = self.step, rate_at(self.simulation.rate, self.step)
+        oracle = self.oracle
+        oracle.grads = []
         counting = self._counting() if self._per_step is None else None
         node = counting or self.node
         if self.simulation.rounds > 1:
             node = Repeated(node, self.simulation.rounds)
         if self.blockwise is None:
             self.previous = self.state
-            self.state = advance(self.simulation.algorithm, self.state, node, self.lr, self._gradient, self._query)
+            self.state = advance(self.simulation.algorithm, self.state, node, self.lr, oracle.gradient, oracle.query)
         else:
             self.previous = type(self.state)(*(value.clone() for value in self.state)) if self.keep_previous else None
-            self.blockwise.advance(self.lr, self._gradient_into, node)
+            self.blockwise.advance(self.lr, oracle.gradient_into, node)
             self.state = self.blockwise.state
         self.step += 1
         if counting is not None:
@@ -244,39 +244,15 @@ class Running:
         block = (self.blockwise.blocks[0].stop, self.simulation.problem.dim) if self.blockwise else (0, 0)
         return Counting(self.node, wire=wire, block=block)
 
-    def _gradient(self, point: Tensor) -> Tensor:
-        return self._received(self.problem.grad(point, self.draws, self.random))
-
-    def _gradient_into(self, point: Tensor, out: Tensor) -> Tensor:
-        return self._received(self.problem.grad_into(point, self.draws, self.random, out))
-
-    def _received(self, grads: Tensor) -> Tensor:
-        if not self.draws:
-            check_first(grads)
-        self.grads.append(grads)
-        self.draws += 1
-        self._count_samples(self.problem.batch)
-        return grads
-
-    def _query(self, query: Query) -> Tensor:
-        answer = self.problem.answer(query)
-        if not self.step:
-            check_first(answer)
-        self._count_samples(None if query.samples is None else query.samples.shape[-1])
-        return answer
-
-    def _count_samples(self, each: int | None) -> None:
-        """Count the samples of which gradients were evaluated: some of each node, or all if None."""
-        self.evaluated += self.samples if each is None else min(each * self.problem.nodes, self.samples)
-
     def snapshot(self) -> Snapshot:
         """Return everything that is known after the current step."""
         one = self.simulation
         previous = self.previous if self.step else None
         facts = (self.lr, self.traffic, self.problem, one.algorithm, one.network)
         return Snapshot(
-            self.step, self.state, previous, self.grads, *facts, notes={}, links=one.mixing, evaluated=self.evaluated
-        )
+            self.step, self.state, previous, self.oracle.grads, *facts, notes={}, links=one.mixing,
+            gradients=self.oracle.gradients,
+        )  # fmt: skip
 
     def saved(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """Return what is needed to resume, as tensors and numbers. Keyed random numbers have no state."""
@@ -287,12 +263,14 @@ class Running:
         now = self.traffic
         messages, size = {"pull": now.pulls, "push": now.pushes}, {"pull": now.pull_bytes, "push": now.push_bytes}
         counts = {"messages": messages, "bytes": size}
-        return tensors, {"step": self.step, "draws": self.draws, "evaluated": self.evaluated, "counts": counts}
+        return tensors, {
+            "step": self.step, "draws": self.oracle.draws, "evaluated": self.oracle.evaluated, "counts": counts,
+        }  # fmt: skip
 
     def restore(self, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
         """Resume from what was saved."""
-        self.step, self.draws = facts["step"], facts["draws"]
-        self.evaluated = facts.get("evaluated", 0)  # version 0.1 had no metric that needs it
+        self.step, self.oracle.draws = facts["step"], facts["draws"]
+        self.oracle.evaluated = facts.get("evaluated", 0)  # version 0.1 had no metric that needs it
         self.traffic = Traffic(
             *(facts["counts"][kind][side] for kind in ("messages", "bytes") for side in ("pull", "push"))
         )
