@@ -187,9 +187,11 @@ def _from_frame(
     numbers = np.array(features.apply(pd.to_numeric, errors="coerce"), dtype=np.float64)
     if not np.isfinite(numbers).all():
         row, column = np.argwhere(~np.isfinite(numbers))[0]
+        cell = features.iloc[row, column]
+        shown = "is empty or not a number" if pd.isna(cell) else f"holds {str(cell)!r}, not a finite number"
         raise FileError(
-            f"{path}, {unit} {first + row}: column {features.columns[column]!r} holds {features.iloc[row, column]!r}, not a "
-            "finite number. Encode text as numbers, fill in what is missing, or drop the column."
+            f"{path}, {unit} {first + row}: column {features.columns[column]!r} {shown}. Encode text as numbers, fill in what is "
+            "missing, or drop the column."
         )
     return _checked(path, numbers, _plain(frame[named]), _plain(frame[group[0]]) if group else None, unit, first)
 
