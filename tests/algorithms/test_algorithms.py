@@ -525,14 +525,14 @@ def test_per_node_steps():
 def test_wrong_matrices_give_wrong_answers(wrong):
     """What `Mixing` refuses really is wrong: run around its checks, plain Push-Pull ends elsewhere."""
     mixing, problem = Mixing.random_integer(GRAPHS["exp16"], seed=1), Quadratic.random(16, 5, seed=1)
-    A, B = torch.as_tensor(np.array(mixing.pull)), torch.as_tensor(np.array(mixing.push))
+    A, B = mixing.pull, mixing.push
     pull, push = {
         "swapped": (B, A), "both row-stochastic": (A, A), "both column-stochastic": (B, B), "transposed": (A.T, B.T),
     }[wrong]  # fmt: skip
     with pytest.raises(MixingError):
         Mixing(pull=pull, push=push)
+    mixing._matrices = {"pull": (pull,), "push": (push,)}
     node = SimulatedNode(mixing)
-    node._matrices = {"pull": [pull], "push": [push]}
     state = PushPull().init(torch.zeros(16, 5, dtype=torch.float64), node)
     for _ in range(3000):
         state = advance(PushPull(), state, node, 0.05, problem.local_grads)

@@ -28,6 +28,7 @@ def relative(ours, theirs, case):
     return max(np.abs(ours[:, rank] - each[case]).max() for rank, each in enumerate(theirs)) / (1 + np.abs(ours).max())
 
 
+@pytest.mark.filterwarnings("ignore:.*needs weights that do not change")
 @pytest.mark.parametrize("n", [4, 5])
 def test_every_algorithm_gives_the_simulators_numbers(n, tmp_path):
     for _, error, code in launched("worker_parity.py", n, tmp_path):

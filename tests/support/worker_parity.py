@@ -1,7 +1,7 @@
 """One process of the parity test: runs every case on this node and saves its models. Started by test_distributed.py."""
 
 import sys
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 
 import numpy as np
@@ -13,15 +13,16 @@ from perron import ALGORITHMS, Mixing
 from perron.algorithms.unreliable import Links, Unreliable
 from perron.algorithms.wrappers import Quantized
 from perron.distributed import node as distributed
-from perron.networks import topologies
+from perron.networks import samplers, topologies
 from perron.problems import Logistic, Neural
 from perron.simulation import measure_traits
 
 STEPS, SEED = 12, 3
 
 
+@cache
 def networks(n):
-    """Directed and weighted; different graphs for A and B; varying in time; sparse."""
+    """Directed and weighted; different graphs for A and B; varying in time; drawn at random in each step."""
     one, other = topologies.random_digraph(n, seed=1), topologies.exponential(n)
     both = Mixing(pull=Mixing.random_integer(one, seed=2).pull, push=Mixing.random_integer(other, seed=3).push)
     return {
@@ -30,6 +31,7 @@ def networks(n):
         "time-varying": Mixing.uniform(topologies.one_peer_exponential(4)) if n == 4 else Mixing.random_integer(
             [topologies.ring(n), topologies.random_digraph(n, seed=5)], seed=4
         ),
+        "drawn": samplers.activation(both, probability=0.7, seed=5) if n == 4 else samplers.link_failures(both, probability=0.3),
     }  # fmt: skip
 
 
@@ -43,6 +45,7 @@ def network_for(name, n, kind):
     return networks(n)[kind]
 
 
+@cache
 def problems(n):
     random = np.random.default_rng(0)
     features = torch.as_tensor(random.standard_normal((20 * n, 3)))
@@ -56,7 +59,7 @@ def problems(n):
 
 def cases(n):
     """Names, algorithms, networks, problems and steps."""
-    for kind in ("directed", "two graphs", "time-varying"):
+    for kind in networks(n):
         for name, algorithm in ALGORITHMS.items():
             mixing = network_for(name, n, kind)
             if mixing is None:

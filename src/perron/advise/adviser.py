@@ -152,7 +152,7 @@ def _suited(algorithm: Algorithm, mixing: Mixing) -> Mixing:
     """The network that an algorithm needs: trees are made from the existing links."""
     if algorithm.about.matrices != "R C" or (mixing.has_pull and mixing.has_push and is_tree_pair(mixing)):
         return mixing
-    if mixing.period > 1:
+    if mixing.varies:
         raise MixingError("Trees need links that are always there; this network varies in time.")
     pull = mixing.pull_graph if mixing.has_pull else mixing.push_graph
     return Mixing.spanning_trees(pull, mixing.push_graph if mixing.has_push else pull)
@@ -206,7 +206,7 @@ def _choice(assessments: tuple[Assessment, ...]) -> Assessment | None:
 
 
 def _limits(mixing: Mixing) -> tuple[Limit, ...]:
-    if mixing.nodes > SENSITIVITY_UP_TO or mixing.period > 1 or mixing.nodes < 2:
+    if mixing.nodes > SENSITIVITY_UP_TO or mixing.varies or mixing.nodes < 2:
         return ()
     limits = []
     sides: list[Side] = [side for side, has in (("pull", mixing.has_pull), ("push", mixing.has_push)) if has]  # type: ignore[misc]

@@ -35,7 +35,7 @@ def sentences(advice: Advice, mixing: Mixing, labels: Sequence[str]) -> list[str
     local = "" if chosen.level_local is None else f"; of the nodes' own models: {chosen.level_local:.3g}"
     lines.append(f"Predicted floor of E|grad f(x-hat)|^2: {chosen.level:.3g}{local}.")
     if advice.metrics.nodes > 1 and chosen.error is not None:
-        lines += _expectation(advice, chosen, varying=mixing.period > 1)
+        lines += _expectation(advice, chosen, varying=mixing.varies)
     return lines
 
 

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from perron.algorithms.node import NO_SAMPLES, Node
-from perron.algorithms.requirements import check_matrices, warn_if_wild
+from perron.algorithms.requirements import check_matrices, warn_if_varying, warn_if_wild
 from perron.errors import PerronError
 from perron.networks.facts import Network
 
@@ -59,6 +59,7 @@ class About:
         speedup: whether its noise floor falls as 1/n, claimed or measured.
         robust: whether it keeps its guarantee on links that lose, delay and repeat messages.
         samples: whether it yields a `Query`, and so needs a problem with samples.
+        varying: whether it keeps it where the matrices vary in time.
     """
 
     title: str
@@ -69,6 +70,7 @@ class About:
     speedup: bool = True
     robust: bool = False
     samples: bool = False
+    varying: bool = True
 
 
 class _Options:
@@ -171,6 +173,7 @@ class Algorithm(ABC):
     def check(self, network: Network) -> None:
         """Raise a `MixingError` unless the network meets the requirements; warn where errors grow before they fall."""
         check_matrices(self.about, network.mixing)
+        warn_if_varying(self.about, network.mixing)
         warn_if_wild(self.about, network)
 
     def default_lr(self, network: Network, smoothness: float) -> float:

@@ -17,6 +17,7 @@ from perron.errors import PerronError
 from perron.random import Keyed
 
 Side = Literal["pull", "push"]
+SIDES: tuple[Side, Side] = ("pull", "push")
 NO_SAMPLES = (
     "The algorithm asks for gradients of chosen samples, which are not available here. Run it with `simulate` or "
     "`perron.distributed.iterates` on a problem that is a sum over samples (with `sample_counts`). Optimizers, theory and advice "

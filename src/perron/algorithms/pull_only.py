@@ -147,7 +147,7 @@ class FROST(Moving):
         cta = self.order == "cta"
         return About(
             title=self.titled("FROST" if cta else "Pull-Diag-GT (FROST, ATC)"), family="pull-only", matrices="A", exact=True,
-            reference="Xin, Xi & Khan 2019" if cta else "Liang et al. 2025",
+            reference="Xin, Xi & Khan 2019" if cta else "Liang et al. 2025", varying=False,
         )  # fmt: skip
 
     def init(self, x: Tensor, node: Node) -> Any:
@@ -208,7 +208,7 @@ class FROZEN(Algorithm):
     @property
     def about(self) -> About:
         return About(
-            title="FROZEN", family="pull-only", matrices="A", exact=True, reference="Xin, Jakovetic & Khan 2019",
+            title="FROZEN", family="pull-only", matrices="A", exact=True, reference="Xin, Jakovetic & Khan 2019", varying=False,
         )  # fmt: skip
 
     def init(self, x: Tensor, node: Node) -> FrozenState:
@@ -272,7 +272,7 @@ class DDNGT(Algorithm):
     @property
     def about(self) -> About:
         return About(
-            title="D-DNGT", family="pull-only", matrices="A", exact=True, reference="Lu, Liao, Li & Huang 2020",
+            title="D-DNGT", family="pull-only", matrices="A", exact=True, reference="Lu, Liao, Li & Huang 2020", varying=False,
         )  # fmt: skip
 
     def init(self, x: Tensor, node: Node) -> DDNGTState:
@@ -333,7 +333,7 @@ class RowExtra(Algorithm):
     def about(self) -> About:
         return About(
             title=f"Row-stochastic EXTRA, theta={self.theta:g}", family="pull-only", matrices="A", exact=True,
-            reference="after Ghaderyan et al. 2023", speedup=False,
+            reference="after Ghaderyan et al. 2023", speedup=False, varying=False,
         )  # fmt: skip
 
     def init(self, x: Tensor, node: Node) -> RowExtraState:

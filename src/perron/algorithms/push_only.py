@@ -266,7 +266,7 @@ class DEXTRA(Algorithm):
         extra = "Normalized ExtraPush" if self.normalized else "EXTRA-Push"
         return About(
             title=extra if self.theta == 0.5 else f"DEXTRA, theta={self.theta:g}", family="push-only", matrices="B",
-            exact=True, reference="Zeng & Yin 2017" if self.theta == 0.5 else "Xi & Khan 2017",
+            exact=True, varying=False, reference="Zeng & Yin 2017" if self.theta == 0.5 else "Xi & Khan 2017",
             speedup=self.theta != 0.5,
         )  # fmt: skip
 

@@ -40,8 +40,9 @@ def check_matrices(about: About, mixing: Mixing) -> None:
 
     def first(defect: Callable[[Any], str]) -> str:
         """Describe the first matrix that has the defect."""
-        both = zip(("pull", "push"), mixing.sequences, strict=True)
-        return next(f": in {side}, {text}" for side, matrices in both for one in matrices if (text := defect(one)))
+        both = zip(("pull", "push"), mixing.expected.sequences, strict=True)
+        found = (f": in {side}, {text}" for side, matrices in both for one in matrices if (text := defect(one)))
+        return next(found, "")
 
     kind = about.matrices
     if kind in ("A B", "A", "R C", "W", "W sym") and not mixing.has_pull:
@@ -76,6 +77,17 @@ def is_tree_pair(mixing: Mixing) -> bool:
     return len(mixing.pull_graph.edges) == len(mixing.push_graph.edges) == mixing.nodes - 1
 
 
+def warn_if_varying(about: About, mixing: Mixing) -> None:
+    """Warn where a method needs weights that do not change; pull-only ones only need the same Perron vector at all times."""
+    if about.varying or not mixing.varies or (about.matrices == "A" and mixing.is_doubly_stochastic):
+        return
+    warnings.warn(
+        f"{about.title} needs weights that do not change, and {mixing!r} varies in time: it may settle far from the optimum "
+        "or diverge. Push-Pull and Push-DIGing, or on undirected graphs DIGing, stay exact.",
+        stacklevel=5,
+    )
+
+
 def warn_if_wild(about: About, network: Network) -> None:
     """Warn where a pull-only method divides by a diag(A^t) that is much smaller than its limit."""
     gossip = about.family == "gossip"
@@ -97,7 +109,7 @@ def warn_if_slow(about: About, network: Network) -> None:
     if about.matrices == "R C" or network.nodes > SPECTRA_UP_TO:
         return
     sides = [network.pull_spectrum] * (about.matrices != "B") + [network.push_spectrum] * (about.matrices != "A")
-    second = max(float(np.abs(side).max(initial=0.0)) for side in sides) ** (1 / network.mixing.period)
+    second = max(float(np.abs(side).max(initial=0.0)) for side in sides) ** (1 / network.mixing.expected.period)
     if second > SLOW:
         warnings.warn(
             f"{about.title}: this network mixes slowly (its second eigenvalue is {second:.3g} in modulus). Above {SLOW:g}, "
@@ -117,7 +129,7 @@ def check_momentum(title: str, network: Network, heavy: float, nesterov: float) 
 
     def stable(scale: float) -> bool:
         h, g = scale * heavy, scale * nesterov
-        if network.mixing.period == 1:
+        if network.mixing.expected.period == 1:
             return _stable_roots((1 + g) * network.pull_spectrum + h, g * network.pull_spectrum + h)
         return _contracts(_companions(network.mixing, h, g))
 

@@ -90,8 +90,8 @@ class RobustPushPull(Algorithm):
 
     def check(self, network: Network) -> None:
         super().check(network)
-        if network.mixing.period > 1:
+        if network.mixing.varies:
             raise MixingError(
                 f"{self.about.title} needs weights that do not change: receivers weight sums of many steps. "
-                f"{network.mixing!r} has {network.mixing.period} in turn; give one graph."
+                f"{network.mixing!r} varies in time; give one graph."
             )

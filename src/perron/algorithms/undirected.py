@@ -110,7 +110,7 @@ class ExactDiffusion(Algorithm):
     def about(self) -> About:
         return About(
             title="Exact Diffusion" if self.damped else "D^2", family="undirected", matrices="W sym", exact=True,
-            reference="Yuan, Ying, Zhao & Sayed 2019" if self.damped else "Tang et al. 2018",
+            reference="Yuan, Ying, Zhao & Sayed 2019" if self.damped else "Tang et al. 2018", varying=False,
         )  # fmt: skip
 
     def init(self, x: Tensor, node: Node) -> DiffusionState:
@@ -158,7 +158,9 @@ class NIDS(Algorithm):
 
     @property
     def about(self) -> About:
-        return About(title="NIDS", family="undirected", matrices="W sym", exact=True, reference="Li, Shi & Yan 2019")
+        return About(
+            title="NIDS", family="undirected", matrices="W sym", exact=True, reference="Li, Shi & Yan 2019", varying=False,
+        )  # fmt: skip
 
     def init(self, x: Tensor, node: Node) -> DifferenceState:
         """x_prev = x, grad = 0."""
@@ -198,7 +200,7 @@ class EXTRA(Algorithm):
     @property
     def about(self) -> About:
         return About(
-            title="EXTRA", family="undirected", matrices="W sym", exact=True, reference="Shi, Ling, Wu & Yin 2015",
+            title="EXTRA", family="undirected", matrices="W sym", exact=True, reference="Shi, Ling, Wu & Yin 2015", varying=False,
         )  # fmt: skip
 
     def init(self, x: Tensor, node: Node) -> ExtraState:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Literal
 
 import torch
@@ -139,7 +140,7 @@ class _RecordingLinks(LinksWrapper):
 
 
 class Counting(Recording):
-    """Counts the messages and bytes that each edge carries.
+    """Counts messages and bytes, per edge and over all edges.
 
     A pull sends one message along each edge of the pull graph, a push along each edge of the push graph; trials are counted
     as one network.
@@ -148,25 +149,44 @@ class Counting(Recording):
         node: the node whose exchanges are counted.
         wire: bytes of one number on the wire; those of the tensor if None.
         block: two lengths; vectors of the first length stand for vectors of the second, of which they are a block.
+        link_count: returns the number of edges of a side in a step; without it, totals are not counted.
 
     Attributes:
         messages, bytes: per edge, for each side.
+        total_messages, total_bytes: over all edges.
     """
 
-    def __init__(self, node: Node, *, wire: int | None = None, block: tuple[int, int] = (0, 0)) -> None:
+    def __init__(
+        self,
+        node: Node,
+        *,
+        wire: int | None = None,
+        block: tuple[int, int] = (0, 0),
+        link_count: Callable[[Side, int], int] = lambda _side, _step: 0,
+    ) -> None:
         super().__init__(node)
-        self.wire, self.block = wire, block
+        self.wire, self.block, self.link_count = wire, block, link_count
         self.messages: dict[Side, int] = {"pull": 0, "push": 0}
         self.bytes: dict[Side, int] = {"pull": 0, "push": 0}
+        self.total_messages = self.total_bytes = 0
 
     def record(self, verb: str, x: Tensor, handle: Handle) -> Handle:
         """Count one exchange; averages do not travel along edges."""
         if verb != "mean":
             side: Side = "pull" if verb == "pull" else "push"
             part, whole = self.block
+            size = (whole if x.shape[-1] == part else x.shape[-1]) * (self.wire or x.element_size())
+            edges = self.link_count(side, self.step)
             self.messages[side] += 1
-            self.bytes[side] += (whole if x.shape[-1] == part else x.shape[-1]) * (self.wire or x.element_size())
+            self.bytes[side] += size
+            self.total_messages += edges
+            self.total_bytes += edges * size
         return handle
+
+    @property
+    def counts(self) -> list[int]:
+        """Messages and bytes per edge, and their totals."""
+        return [*self.messages.values(), *self.bytes.values(), self.total_messages, self.total_bytes]
 
 
 class Repeated(Wrapper):

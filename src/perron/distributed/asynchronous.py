@@ -111,7 +111,7 @@ class AsynchronousNode(DistributedNode):
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
-        if self.wire is not None or self.mixing.period > 1:
+        if self.wire is not None or self.mixing.varies:
             raise PerronError("Asynchronous nodes need a fixed network and full precision: wire=None.")
         if torch.device(self._device).type != "cpu":
             raise PerronError(f"Asynchronous nodes need gloo and CPU tensors; got {self._device}.")

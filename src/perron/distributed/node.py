@@ -30,6 +30,8 @@ from perron.problems.base import Problem
 from perron.random import LOSSES, NOISE, PARTICIPATION, SAMPLES, Keyed, link_names
 from perron.schedules import LearningRate, rate_at
 
+KEPT = 16  # neighbors in the cache, where they do not repeat
+
 
 class DistributedNode(Node):
     """This process as a node of a network.
@@ -66,7 +68,6 @@ class DistributedNode(Node):
         self.nodes, self.number, self.step = size, self.peers.rank, 0
         self.name = self.peers.node_ids[self.number]
         self._dtype, self._device = dtype, device
-        self._matrices = dict(zip(("pull", "push"), mixing.sequences, strict=True))
         self._neighbors: dict[tuple[Side, int], Neighbors] = {}
         self._plans: dict[tuple[Any, ...], list[MessagePlan]] = {}
         self._pending: list[Exchange] = []
@@ -80,12 +81,11 @@ class DistributedNode(Node):
 
     def neighbors(self, side: Side, step: int) -> Neighbors:
         """Return this node's neighbors in a step."""
-        matrices = self._matrices[side]
-        if not matrices:
-            raise PerronError(f"This network has no {side} matrix.")
-        key = (side, step % len(matrices))
+        key = (side, self.mixing.index(side, step))
         if key not in self._neighbors:
-            self._neighbors[key] = Neighbors(matrices[key[1]], self.number)
+            if not self.mixing.period and len(self._neighbors) >= KEPT:  # steps do not repeat
+                self._neighbors.clear()
+            self._neighbors[key] = Neighbors(self.mixing.at(side, step), self.number)
         return self._neighbors[key]
 
     def pull(self, x: Tensor) -> Handle:
@@ -114,6 +114,8 @@ class DistributedNode(Node):
 
     def plan(self, exchanges: list[Exchange]) -> list[MessagePlan]:
         """Return the messages of a batch; computed once for each step of the network's period."""
+        if not self.mixing.period:
+            return plan_messages(exchanges, self.nodes)
         key = tuple((id(one.neighbors), one.tensor.numel(), one.tensor.dtype) for one in exchanges)
         if key not in self._plans:
             self._plans[key] = plan_messages(exchanges, self.nodes)

@@ -1,9 +1,11 @@
 from . import released as released
+from . import samplers as samplers
 from . import spectral as spectral
 from . import topologies as topologies
 from .builder import build_network as build_network
 from .builder import is_file as is_file
 from .builder import load_network as load_network
+from .drawn import DrawnMixing as DrawnMixing
 from .facts import Network as Network
 from .files import read_graph as read_graph
 from .files import read_matrix as read_matrix
@@ -15,3 +17,4 @@ from .graph import Graph as Graph
 from .mixing import RULES as RULES
 from .mixing import Mixing as Mixing
 from .restrict import restrict as restrict
+from .samplers import SAMPLERS as SAMPLERS

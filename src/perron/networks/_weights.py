@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 from scipy.sparse import block_array, csr_array, diags_array
@@ -10,7 +11,7 @@ from scipy.sparse.csgraph import connected_components, maximum_bipartite_matchin
 from scipy.sparse.linalg import spsolve
 
 from perron._typing import FloatArray, IntArray
-from perron.errors import MixingError, brief, listed
+from perron.errors import GraphError, MixingError, brief, listed
 from perron.networks.graph import Graph, as_graph
 
 Graphs = Graph | Sequence[Graph]
@@ -68,22 +69,50 @@ def metropolis(graph: Graph) -> csr_array:
 
 def choose_root(down: Graph, up: Graph) -> int:
     """Return the common root of two graphs with the smallest sum of the depths of its two breadth-first trees."""
-    roots = np.intersect1d(down.roots(), up.roots())
-    if not len(roots):
-        raise no_common_root(down.roots(), up.roots())
+    each = {"pull": down.roots(), "push": up.roots()}
+    check_connected("rooted", each, [])
+    roots = np.intersect1d(each["pull"], each["push"])
     if down.nodes > SEARCH_ROOT_UP_TO:
         return int(roots[0])
     depths = [shortest_path(links(graph).T, unweighted=True, indices=roots).max(axis=1) for graph in (down, up)]
     return int(roots[np.argmin(depths[0] + depths[1])])
 
 
-def no_common_root(down: IntArray, up: IntArray) -> MixingError:
-    """Return the error for a network without a common root, given the roots of its two graphs."""
-    return MixingError(
-        "The network has no common root: no node reaches all others along pull and is reached by all along push. "
-        f"Nodes that reach all others along pull: {{{listed(down) or 'none'}}}; nodes that all others reach along "
-        f"push: {{{listed(up) or 'none'}}}. Add edges until the two share a node."
-    )
+def check_connected(connected: str, roots: Mapping[str, IntArray], graphs: Sequence[Graph]) -> None:
+    """Raise a `MixingError` unless a network is strongly connected or has a common root, given the roots of its two graphs."""
+    common = np.intersect1d(roots["pull"], roots["push"])
+    if connected == "rooted":
+        if not len(common):
+            raise MixingError(
+                "The network has no common root: no node reaches all others along pull and is reached by all along push. "
+                f"Nodes that reach all others along pull: {{{listed(roots['pull']) or 'none'}}}; nodes that all others reach "
+                f"along push: {{{listed(roots['push']) or 'none'}}}. Add edges until the two share a node."
+            )
+        return
+    for graph in graphs:
+        try:
+            graph.check_strongly_connected()
+        except GraphError as error:
+            hint = f" Or pass connected='rooted': nodes {{{listed(common)}}} are common roots, which is enough for Push-Pull."
+            raise MixingError(f"{error}{hint if len(common) else ''}") from None
+
+
+def check_aperiodic(sides: Mapping[str, Sequence[Any]], roots: Mapping[str, IntArray]) -> None:
+    """Raise a `MixingError` unless self-loops let the powers of the matrices converge."""
+    for side, matrices in sides.items():
+        for matrix in matrices:
+            diagonal = matrix.diagonal()
+            if len(matrices) > 1 and (diagonal == 0).any():
+                raise MixingError(
+                    f"{side}: a matrix of a time-varying sequence needs a positive diagonal; node "
+                    f"{np.flatnonzero(diagonal == 0)[0]} has 0. Use graph.with_self_loops()."
+                )
+            if not diagonal[roots[side]].any():
+                among = "" if len(roots[side]) == len(diagonal) else f" among the roots {{{listed(roots[side])}}}"
+                raise MixingError(
+                    f"{side}: no positive diagonal entry{among}. Without one the values may oscillate forever instead of "
+                    "converging. Give at least one node a self-loop, as graph.with_self_loops() does."
+                )
 
 
 # ---- doubly stochastic weights on a digraph

@@ -15,17 +15,18 @@ import numpy as np
 from scipy.sparse import csr_array, issparse
 
 from perron._typing import IntArray, check_whole
-from perron.errors import GraphError, MixingError, listed
+from perron.errors import MixingError, listed
 from perron.networks._weights import (
     Graphs,
     add_diagonal,
     as_graphs,
     as_single,
     balance,
+    check_aperiodic,
+    check_connected,
     choose_root,
     links,
     metropolis,
-    no_common_root,
 )
 from perron.networks.graph import Graph
 from perron.networks.stochastic import (
@@ -33,6 +34,7 @@ from perron.networks.stochastic import (
     check_entries,
     check_sizes,
     check_stochastic,
+    count_links,
     freeze,
     normalize_columns,
     normalize_rows,
@@ -92,9 +94,11 @@ matrices are row-stochastic, which lets the nodes agree, but on a wrong point. D
         self.nodes = check_sizes(pulls, pushes)
         check_stochastic(pulls, pushes)
         self._matrices = {"pull": tuple(map(freeze, pulls)), "push": tuple(map(freeze, pushes))}
+        self._link_counts: dict[tuple[Side, int], int] = {}
         self.name = name
-        self._check_connected(connected)
-        self._check_aperiodic()
+        roots = {side: self._roots(side) for side in self._matrices}
+        check_connected(connected, roots, self._graphs())
+        check_aperiodic(self._matrices, roots)
 
     # ---- the matrices
 
@@ -110,13 +114,26 @@ matrices are row-stochastic, which lets the nodes agree, but on a wrong point. D
 
     def pull_at(self, step: int) -> Matrix:
         """Return A_t, the pull matrix of a step."""
-        matrices = self._existing("pull")
-        return matrices[step % len(matrices)]
+        return self.at("pull", step)
 
     def push_at(self, step: int) -> Matrix:
         """Return B_t, the push matrix of a step."""
-        matrices = self._existing("push")
-        return matrices[step % len(matrices)]
+        return self.at("push", step)
+
+    def at(self, side: Side, step: int) -> Matrix:
+        """Return A_t or B_t."""
+        return self._existing(side)[self.index(side, step)]
+
+    def index(self, side: Side, step: int) -> int:
+        """Return a number that is equal for steps with the same matrix, for caches."""
+        return step % len(self._existing(side))
+
+    def link_count(self, side: Side, step: int) -> int:
+        """Return the number of links, self-loops aside, along which messages of a step travel."""
+        key = (side, self.index(side, step))
+        if key not in self._link_counts:
+            self._link_counts[key] = count_links(self.at(side, step))
+        return self._link_counts[key]
 
     @property
     def sequences(self) -> tuple[tuple[Matrix, ...], tuple[Matrix, ...]]:
@@ -135,8 +152,18 @@ matrices are row-stochastic, which lets the nodes agree, but on a wrong point. D
 
     @property
     def period(self) -> int:
-        """The number of steps after which the matrices repeat; 1 if they are constant."""
+        """The number of steps after which the matrices repeat: 1 if they are constant, 0 if they never do."""
         return int(np.lcm.reduce([len(matrices) or 1 for matrices in self.sequences]))
+
+    @property
+    def varies(self) -> bool:
+        """Whether the matrices differ between steps."""
+        return self.period != 1
+
+    @property
+    def expected(self) -> Mixing:
+        """The network of the mean matrices, where matrices are drawn at random; otherwise itself."""
+        return self
 
     @cached_property
     def fingerprint(self) -> str:
@@ -338,38 +365,6 @@ matrices are row-stochastic, which lets the nodes agree, but on a wrong point. D
         if not self._matrices[side]:
             return np.arange(self.nodes)
         return self.pull_graph.roots() if side == "pull" else self.push_graph.reverse().roots()
-
-    def _check_connected(self, connected: str) -> None:
-        if connected == "rooted":
-            if not len(self.common_roots):
-                raise no_common_root(self._roots("pull"), self._roots("push"))
-            return
-        for graph in self._graphs():
-            try:
-                graph.check_strongly_connected()
-            except GraphError as error:
-                hint = (
-                    f" Or pass connected='rooted': nodes {{{listed(self.common_roots)}}} are common roots, "
-                    "which is enough for Push-Pull."
-                )
-                raise MixingError(f"{error}{hint if len(self.common_roots) else ''}") from None
-
-    def _check_aperiodic(self) -> None:
-        for side, matrices in self._matrices.items():
-            for matrix in matrices:
-                diagonal = matrix.diagonal()
-                if len(matrices) > 1 and (diagonal == 0).any():
-                    raise MixingError(
-                        f"{side}: a matrix of a time-varying sequence needs a positive diagonal; node "
-                        f"{np.flatnonzero(diagonal == 0)[0]} has 0. Use graph.with_self_loops()."
-                    )
-                roots = self._roots(side)
-                if not diagonal[roots].any():
-                    among = "" if len(roots) == self.nodes else f" among the roots {{{listed(roots)}}}"
-                    raise MixingError(
-                        f"{side}: no positive diagonal entry{among}. Without one the values may oscillate forever instead of "
-                        "converging. Give at least one node a self-loop, as graph.with_self_loops() does."
-                    )
 
     def __repr__(self) -> str:
         kind = "sparse" if issparse((self.sequences[0] or self.sequences[1])[0]) else "dense"

@@ -7,6 +7,7 @@ from math import lcm
 from typing import Literal
 
 from perron.errors import MixingError
+from perron.networks.drawn import DrawnMixing
 from perron.networks.mixing import Mixing
 from perron.networks.stochastic import Matrix, to_dense
 
@@ -25,6 +26,9 @@ def repeat(mixing: Mixing, rounds: int) -> Mixing:
         raise MixingError(f"A step has at least one exchange; got rounds={rounds}.")
     if rounds == 1:
         return mixing
+
+    if isinstance(mixing, DrawnMixing):
+        return mixing.repeated(rounds, repeat(mixing.expected, rounds))
 
     def products(matrices: tuple[Matrix, ...]) -> list[Matrix]:
         steps = lcm(len(matrices), rounds) // rounds if matrices else 0

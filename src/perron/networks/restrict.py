@@ -29,7 +29,7 @@ def restrict(mixing: Mixing, kept: Sequence[int]) -> Mixing:
         return mixing
     if outside := [node for node in kept if node >= mixing.nodes]:
         raise PerronError(f"The network has {mixing.nodes} nodes; there is no node {outside[0]}.")
-    if mixing.period > 1:
+    if mixing.varies:
         raise PerronError(
             "A network that varies in time cannot be restricted to some nodes; give a function n -> network."
         )

@@ -195,7 +195,11 @@ def describe(mixing: Mixing) -> NetworkMetrics:
 
 
 def period_product(mixing: Mixing, side: Literal["pull", "push"]) -> Matrix:
-    """Return the product A_{T-1} ... A_1 A_0 over a period of a time-varying network; the matrix itself if it is constant."""
+    """Return the product A_{T-1} ... A_1 A_0 over a period of a time-varying network; the matrix itself if it is constant.
+
+    Of matrices that are drawn at random, it is the mean.
+    """
+    mixing = mixing.expected
     at = mixing.pull_at if side == "pull" else mixing.push_at
     if mixing.period == 1:
         return at(0)

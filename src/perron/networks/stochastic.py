@@ -73,6 +73,11 @@ def rescale(matrix: csr_array, given: Any, axis: int) -> csr_array:
     return normalize_rows(matrix) if axis == 1 else normalize_columns(matrix)
 
 
+def count_links(matrix: Matrix) -> int:
+    """Return the number of nonzero entries off the diagonal."""
+    return int(csr_array(matrix).count_nonzero() - np.count_nonzero(matrix.diagonal()))
+
+
 def freeze(matrix: csr_array) -> Matrix:
     """Return the matrix read-only, in the faster of the two forms: dense or CSR."""
     n = matrix.shape[0]

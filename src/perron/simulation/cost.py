@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
-from scipy.sparse import csr_array
 from torch import Tensor
 
 from perron.algorithms.base import Algorithm, Query, advance
@@ -17,9 +15,9 @@ from perron.algorithms.wrappers import Counting, Recording
 from perron.networks import topologies
 from perron.networks.facts import Network
 from perron.networks.mixing import Mixing
-from perron.networks.stochastic import Matrix
 from perron.simulation.node import SimulatedNode
 
+DRAWS = 64  # steps over which links are counted where they never repeat
 PROBE_NODES, PROBE_DIM = 5, 9  # no two lengths of vectors coincide
 
 
@@ -108,8 +106,7 @@ def bytes_per_step(algorithm: Algorithm, network: Network, *, dim: int, wire: in
     if algorithm.about.matrices == "-":
         return None
     dims = (network.nodes + 5, network.nodes + 6)  # what is sent is affine in d; no other vector has these lengths
-    pulls, pushes = network.mixing.sequences
-    edges: dict[Side, float] = {"pull": _links(pulls), "push": _links(pushes)}
+    edges: dict[Side, float] = {"pull": _links(network.mixing, "pull"), "push": _links(network.mixing, "push")}
     totals = []
     for d in dims:
         inner = SimulatedNode(network.mixing, samples=_one_sample(network))
@@ -130,7 +127,9 @@ def zero_answer(query: Query) -> Tensor:
     return zero if query.samples is None else zero.unsqueeze(-2).expand(*query.samples.shape, -1)
 
 
-def _links(matrices: Sequence[Matrix]) -> float:
-    """Mean number of links per step over the period."""
-    counts = [csr_array(matrix).count_nonzero() - (matrix.diagonal() > 0).sum() for matrix in matrices]
-    return sum(map(float, counts)) / len(counts) if counts else 0.0
+def _links(mixing: Mixing, side: Side) -> float:
+    """Mean number of links per step: over the period, or over some of the steps that never repeat."""
+    if not (mixing.has_pull if side == "pull" else mixing.has_push):
+        return 0.0
+    steps = mixing.period or DRAWS
+    return sum(mixing.link_count(side, step) for step in range(steps)) / steps

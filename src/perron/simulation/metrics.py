@@ -5,7 +5,7 @@ The paper measures the gradient at three different points, each of which has its
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 import torch
@@ -13,6 +13,7 @@ from torch import Tensor
 
 from perron._registry import unknown
 from perron.algorithms.base import Algorithm
+from perron.algorithms.node import SIDES, Side
 from perron.errors import PerronError
 from perron.networks.facts import Network
 from perron.networks.mixing import Mixing
@@ -23,12 +24,26 @@ T = TypeVar("T")
 
 
 class Traffic(NamedTuple):
-    """Messages and bytes that one edge of the pull graph and one of the push graph have carried."""
+    """Messages and bytes that one edge of the pull graph and one of the push graph have carried, and totals over all edges."""
 
-    pulls: int
-    pushes: int
-    pull_bytes: int
-    push_bytes: int
+    pulls: int = 0
+    pushes: int = 0
+    pull_bytes: int = 0
+    push_bytes: int = 0
+    messages: int = 0
+    bytes: int = 0
+
+
+def converted_traffic(counts: Mapping[str, Mapping[Side, int]], mixing: Mixing) -> Traffic:
+    """Convert counts per edge, as checkpoints of version 0.1 have them, with the mean number of edges per step."""
+
+    def total(each: Mapping[Side, int]) -> int:
+        steps = range(mixing.period)
+        links = {side: sum(mixing.link_count(side, step) for step in steps) for side in SIDES if each[side]}
+        return sum(each[side] * links[side] for side in links) // len(steps)
+
+    edges = [counts[kind][side] for kind in ("messages", "bytes") for side in SIDES]
+    return Traffic(*[*edges, total(counts["messages"]), total(counts["bytes"])])
 
 
 class Snapshot(NamedTuple):
@@ -39,10 +54,9 @@ class Snapshot(NamedTuple):
         grads: the stochastic gradients of the step, ``(trials, n, d)`` each; empty at the start, and for algorithms that choose
             samples themselves.
         lr: the learning rate of the step.
-        traffic: messages and bytes per edge so far.
+        traffic: messages and bytes so far.
         network: the network of a whole step, which with several rounds has the products of the matrices.
         notes: results that metrics share, see `once`.
-        links: the network along whose edges messages travel, if it is another.
         gradients: how many gradients a node has evaluated so far, on average: of single samples, where the problem has samples.
     """
 
@@ -56,7 +70,6 @@ class Snapshot(NamedTuple):
     algorithm: Algorithm
     network: Network
     notes: dict[str, Any] | None = None
-    links: Mixing | None = None
     gradients: float = 0.0
 
     def once(self, name: str, make: Callable[[], T]) -> T:
@@ -294,12 +307,12 @@ class ResidualBlocks:
 
 def messages(now: Snapshot) -> Tensor:
     """Messages sent over all edges so far."""
-    return _total(now, now.traffic.pulls, now.traffic.pushes)
+    return torch.full((now.state.x.shape[0],), float(now.traffic.messages))
 
 
 def bytes_sent(now: Snapshot) -> Tensor:
     """Bytes sent over all edges so far."""
-    return _total(now, now.traffic.pull_bytes, now.traffic.push_bytes)
+    return torch.full((now.state.x.shape[0],), float(now.traffic.bytes))
 
 
 def epochs(now: Snapshot) -> Tensor:
@@ -374,13 +387,3 @@ def _optimum(now: Snapshot) -> Tensor:
     if now.problem.optimum is None:
         raise PerronError("The optimum of this problem is not known; measure grad_norm_sq or loss instead.")
     return now.problem.optimum.to(now.state.x)
-
-
-def _total(now: Snapshot, pull: int, push: int) -> Tensor:
-    """Numbers per edge, summed over the edges; of time-varying networks, over those of one step on average."""
-    mixing, sent = now.links or now.network.mixing, 0
-    if pull:
-        sent += pull * len(mixing.pull_graph.edges) // len(mixing.sequences[0])
-    if push:
-        sent += push * len(mixing.push_graph.edges) // len(mixing.sequences[1])
-    return torch.full((now.state.x.shape[0],), float(sent))

@@ -18,6 +18,7 @@ from perron.networks.mixing import Mixing
 from perron.networks.stochastic import Matrix
 from perron.random import LOSSES, PARTICIPATION, SAMPLES, Keyed, link_names
 
+KEPT = 16  # matrices in a cache, where they do not repeat
 DENSE = 2**20  # entries beyond which the matrix of nodes and links is sparse
 
 
@@ -44,14 +45,7 @@ class SimulatedNode(Node):
         self.mixing, self.nodes, self.step = mixing, mixing.nodes, 0
         self._count = None if trials is None else trials if isinstance(trials, int) else len(trials)
         self._dtype, self._device = dtype, device
-        pulls, pushes = mixing.sequences
-        self._matrices: dict[Side, list[Tensor]] = {
-            "pull": [self.tensor(matrix) for matrix in pulls],
-            "push": [self.tensor(matrix) for matrix in pushes],
-        }
-        self._batched = {
-            side: [self._batch(matrix) for matrix in matrices] for side, matrices in self._matrices.items()
-        }
+        self._tensors: dict[tuple[Side, int], tuple[Tensor, Tensor | None]] = {}
         self._key: dict[str, Any] = {"seed": seed, "trials": trials, "device": device}
         self._participation = self.keyed(PARTICIPATION, self.nodes)
         self._samples = None if samples is None else (samples[:, None].to(device), self.keyed(SAMPLES, self.nodes))
@@ -77,11 +71,18 @@ class SimulatedNode(Node):
         return matrix.expand(self._count, self.nodes, self.nodes)
 
     def _mixed(self, side: Side, x: Tensor, step: int) -> Tensor:
-        which = step % len(self._matrices[side])
-        batched = self._batched[side][which]
-        if batched is not None and x.ndim == 3:
-            return torch.bmm(batched, x)
-        return _product(self._matrices[side][which], x)
+        key = (side, self.mixing.index(side, step))
+        if key not in self._tensors:
+            self._forget(self._tensors)
+            matrix = self.tensor(self.mixing.at(side, step))
+            self._tensors[key] = (matrix, self._batch(matrix))
+        matrix, batched = self._tensors[key]
+        return torch.bmm(batched, x) if batched is not None and x.ndim == 3 else _product(matrix, x)
+
+    def _forget(self, cached: dict[Any, Any]) -> None:
+        """Empty a cache by step if steps do not repeat."""
+        if not self.mixing.period and len(cached) >= KEPT:
+            cached.clear()
 
     def pull(self, x: Tensor) -> Handle:
         return Later(partial(self._mixed, "pull", x, self.step))
@@ -100,10 +101,10 @@ class SimulatedNode(Node):
         return torch.eye(self.nodes, dtype=self._dtype, device=self._device)
 
     def links(self, side: Side) -> NodeLinks:
-        matrices = self.mixing.sequences[0 if side == "pull" else 1]
-        which = (side, self.step % len(matrices))
+        which = (side, self.mixing.index(side, self.step))
         if which not in self._links:
-            self._links[which] = _SimulatedLinks(self, side, matrices[which[1]])
+            self._forget(self._links)
+            self._links[which] = _SimulatedLinks(self, side, self.mixing.at(side, self.step))
         return self._links[which]
 
     @property

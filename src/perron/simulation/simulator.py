@@ -44,7 +44,7 @@ from perron.simulation._inputs import (
 from perron.simulation._oracle import Oracle
 from perron.simulation.checkpoint import RunCheckpoint
 from perron.simulation.history import History, Recorder, recorded
-from perron.simulation.metrics import Metric, Snapshot, Traffic
+from perron.simulation.metrics import Metric, Snapshot, Traffic, converted_traffic
 from perron.simulation.node import SimulatedNode
 
 
@@ -107,10 +107,10 @@ class Simulation:
                 f"rounds={self.rounds} needs reliable links in full precision; leave out loss, delay and wire."
             )
         self.algorithm.check(self.network)
-        if self.links.delay and self.mixing.period > 1:
+        if self.links.delay and self.mixing.varies:
             raise PerronError(
-                f"{self.mixing!r} has {self.mixing.period} graphs in turn: a late message would arrive on a link that no longer "
-                "exists. Give one graph, or delay=0."
+                f"{self.mixing!r} varies in time: a late message would arrive on a link that no longer exists. Give one graph, "
+                "or delay=0."
             )
         if self.links and not self.algorithm.about.robust:
             warnings.warn(
@@ -198,7 +198,7 @@ class Running:
         self.node: Node = self.unreliable or self.inner
         if one.wire:
             self.node = Quantized(self.node, one.wire)
-        self.traffic = Traffic(0, 0, 0, 0)
+        self.traffic = Traffic()
         self._per_step: Traffic | None = None
         first = one.first()
         large = first.numel() * first.element_size() > _blockwise.LARGE and not one.algorithm.about.samples
@@ -221,7 +221,8 @@ class Running:
         self.inner.step, self.lr = self.step, rate_at(self.simulation.rate, self.step)
         oracle = self.oracle
         oracle.grads = []
-        counting = self._counting() if self._per_step is None else None
+        sent = self._per_step
+        counting = self._counting() if sent is None else None
         node = counting or self.node
         if self.simulation.rounds > 1:
             node = Repeated(node, self.simulation.rounds)
@@ -234,15 +235,16 @@ class Running:
             self.state = self.blockwise.state
         self.step += 1
         if counting is not None:
-            self._per_step = Traffic(*counting.messages.values(), *counting.bytes.values())
-        if self._per_step is not None:
-            self.traffic = Traffic(*map(add, self.traffic, self._per_step))
+            sent = Traffic(*counting.counts)
+            self._per_step = None if self.simulation.mixing.varies else sent
+        if sent is not None:
+            self.traffic = Traffic(*map(add, self.traffic, sent))
 
     def _counting(self) -> Counting:
-        """A node that counts what one step sends; every step sends the same."""
+        """A node that counts what one step sends; over a network that does not vary, every step sends the same."""
         wire = {"bf16": 2, "int8": 1, None: None}[self.simulation.wire]
         block = (self.blockwise.blocks[0].stop, self.simulation.problem.dim) if self.blockwise else (0, 0)
-        return Counting(self.node, wire=wire, block=block)
+        return Counting(self.node, wire=wire, block=block, link_count=self.simulation.mixing.link_count)
 
     def snapshot(self) -> Snapshot:
         """Return everything that is known after the current step."""
@@ -250,7 +252,7 @@ class Running:
         previous = self.previous if self.step else None
         facts = (self.lr, self.traffic, self.problem, one.algorithm, one.network)
         return Snapshot(
-            self.step, self.state, previous, self.oracle.grads, *facts, notes={}, links=one.mixing,
+            self.step, self.state, previous, self.oracle.grads, *facts, notes={},
             gradients=self.oracle.gradients,
         )  # fmt: skip
 
@@ -260,19 +262,16 @@ class Running:
         tensors |= {f"memory.{name}": value for name, value in self.problem.memory.items()}
         in_transit = self.unreliable.state_dict() if self.unreliable else {}
         tensors |= {f"links.{name}": value for name, value in in_transit.items()}
-        now = self.traffic
-        messages, size = {"pull": now.pulls, "push": now.pushes}, {"pull": now.pull_bytes, "push": now.push_bytes}
-        counts = {"messages": messages, "bytes": size}
-        return tensors, {
-            "step": self.step, "draws": self.oracle.draws, "evaluated": self.oracle.evaluated, "counts": counts,
-        }  # fmt: skip
+        counts = {"draws": self.oracle.draws, "evaluated": self.oracle.evaluated, "traffic": self.traffic._asdict()}
+        return tensors, {"step": self.step} | counts
 
     def restore(self, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
         """Resume from what was saved."""
         self.step, self.oracle.draws = facts["step"], facts["draws"]
         self.oracle.evaluated = facts.get("evaluated", 0)  # version 0.1 had no metric that needs it
-        self.traffic = Traffic(
-            *(facts["counts"][kind][side] for kind in ("messages", "bytes") for side in ("pull", "push"))
+        older = "traffic" not in facts
+        self.traffic = (
+            converted_traffic(facts["counts"], self.simulation.mixing) if older else Traffic(**facts["traffic"])
         )
         if self.blockwise is None:
             # Copies: what was read is a view of the file, which may change.

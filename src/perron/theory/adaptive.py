@@ -48,7 +48,7 @@ def effective_step(algorithm: Algorithm, network: Network, problem: Problem) -> 
     deviation = _deviation(problem)
     if isinstance(algorithm, CentralizedSGD):
         return problem.nodes**0.5 / deviation
-    if not isinstance(algorithm, PushPull) or network.mixing.period > 1:
+    if not isinstance(algorithm, PushPull) or network.mixing.varies:
         raise PerronError(
             f"The effective step of {algorithm.about.title} is not known here: only Push-Pull on one graph."
         )

@@ -67,7 +67,7 @@ def sensitivity(mixing: Mixing, side: Side) -> Sensitivity:
     rho_2 has no derivative where several modes are equally slow, as on symmetric networks, or where eigenvectors coincide, as on
     trees; it is nan there. s is None for large or very slow networks.
     """
-    if mixing.period > 1:
+    if mixing.varies:
         raise PerronError("Sensitivities are those of a fixed network; this one varies in time.")
     if side not in ("pull", "push"):
         raise PerronError(f"A side is 'pull' or 'push'; got {side!r}.")
