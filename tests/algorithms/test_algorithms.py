@@ -50,7 +50,9 @@ from perron.simulation.metrics import distance_max, residual
 from perron.simulation.node import SimulatedNode
 from perron.simulation.simulator import NOISE
 
-pytestmark = pytest.mark.filterwarnings("ignore:.*on this network disagreement grows")
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:.*(on this network disagreement grows|needs weights that do not change)"
+)
 
 GRAPHS = {
     "exp16": topologies.exponential(16),

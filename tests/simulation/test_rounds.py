@@ -15,7 +15,7 @@ from perron.networks import topologies
 from perron.networks.repeat import repeat
 from perron.simulation import _blockwise
 
-pytestmark = pytest.mark.filterwarnings("ignore:.*(disagreement grows|mixes slowly)")
+pytestmark = pytest.mark.filterwarnings("ignore:.*(disagreement grows|mixes slowly|weights that do not change)")
 VARYING = Mixing.random_integer(
     [topologies.ring(6), topologies.exponential(6), topologies.random_digraph(6, seed=2)], seed=1
 )

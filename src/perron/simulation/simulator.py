@@ -181,11 +181,8 @@ class Running:
 
     def __init__(self, simulation: Simulation, *, keep_previous: bool = False) -> None:
         one, dtype, device = simulation, simulation.precision, simulation.device
-        self.simulation, self.problem, self.keep_previous = (
-            one,
-            one.problem.to(dtype=dtype, device=device),
-            keep_previous,
-        )
+        self.simulation, self.keep_previous = one, keep_previous
+        self.problem = one.problem.to(dtype=dtype, device=device)
         counts = one.problem.sample_counts
         self.inner = SimulatedNode(
             one.mixing, trials=one.numbers, seed=one.seed, dtype=dtype, device=device, samples=counts

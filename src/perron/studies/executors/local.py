@@ -6,7 +6,7 @@ import multiprocessing
 import os
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import wait
 from dataclasses import dataclass
 from math import isnan, nan
@@ -17,8 +17,11 @@ from perron.studies.job import Job, Report, perform, prepare, write_result
 
 REPORTED = ("loss_mean", "grad_norm_sq", "test_accuracy")  # metrics in a report, besides the step
 WIDTH = 2 + len(REPORTED)
+FORKED = [
+    "perron.studies.run",
+    "perron.simulation.simulator",
+]  # imported once, by the process from which workers are forked
 _shared: Any = None  # in a worker: the progress of each run
-_parent = 0
 
 
 def cores() -> int:
@@ -36,10 +39,12 @@ class Local(Executor):
         """Do the jobs; see `perron.studies.executors`."""
         from pebble import ProcessPool
 
-        context = multiprocessing.get_context("spawn")
+        context = _context()
         shared = context.RawArray("d", WIDTH * len(jobs))  # without a lock, which a killed worker would keep
         workers = min(self.workers or cores(), len(jobs))
-        pool = ProcessPool(max_workers=workers, context=context, initializer=_start, initargs=(shared, os.getpid()))
+        pool = ProcessPool(
+            max_workers=workers, context=context, initializer=_start, initargs=(shared, dict(os.environ))
+        )
         try:
             with block_interrupts():
                 futures: dict[Any, int] = {
@@ -64,6 +69,15 @@ class Local(Executor):
             pool.join()
 
 
+def _context() -> Any:
+    """How workers start: on Linux from a fork server, which imports torch once for all of them."""
+    if sys.platform != "linux":
+        return multiprocessing.get_context("spawn")
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(FORKED)
+    return context
+
+
 def _end(future: Any, job: Job) -> str | None:
     """Return the reason why a job failed, or None."""
     from pebble import ProcessExpired
@@ -78,20 +92,23 @@ def _end(future: Any, job: Job) -> str | None:
         return f"{type(error).__name__}: {error}"
 
 
-def _start(shared: Any, parent: int) -> None:
-    """Initialize a worker."""
-    global _shared, _parent
+def _start(shared: Any, environment: Mapping[str, str]) -> None:
+    """Initialize a worker. The fork server has the environment of the first study of its process."""
+    global _shared  # noqa: PLW0603
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which then stops the workers
-    _shared, _parent = shared, parent
+    os.environ.clear()
+    os.environ.update(environment)
+    _shared = shared
     prepare()
 
 
 def _work(text: str, place: int) -> str | None:
     """Do a job in a worker; return the reason if it failed."""
+    parent = multiprocessing.parent_process()
 
     def on_progress(report: Report) -> None:
-        if os.getppid() != _parent:  # the study was killed: do not continue as an orphan
+        if parent is not None and not parent.is_alive():  # the study was killed: do not continue as an orphan
             sys.exit(1)
         values = (report.values.get(name, nan) for name in REPORTED)
         _shared[WIDTH * place : WIDTH * (place + 1)] = [report.step, report.steps, *values]
