@@ -246,12 +246,10 @@ class Running:
     def snapshot(self) -> Snapshot:
         """Return everything that is known after the current step."""
         one = self.simulation
-        previous = self.previous if self.step else None
+        before = self.previous if self.step else None
         facts = (self.lr, self.traffic, self.problem, one.algorithm, one.network)
-        return Snapshot(
-            self.step, self.state, previous, self.oracle.grads, *facts, notes={},
-            gradients=self.oracle.gradients,
-        )  # fmt: skip
+        grads, count = self.oracle.grads, self.oracle.gradients
+        return Snapshot(self.step, self.state, before, grads, *facts, notes={}, gradients=count)
 
     def saved(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """Return what is needed to resume, as tensors and numbers. Keyed random numbers have no state."""
