@@ -268,11 +268,14 @@ def test_history_is_a_tidy_table(tmp_path):
         "trial",
         "loss",
         "distance_sq",
+        "gradients",
+        "bytes",
         "algorithm",
         "network",
         "nodes",
         "lr",
         "seed",
+        "steps",
     ]
     assert len(frame) == 12
     row = frame[(frame.step == 40) & (frame.trial == 7)]

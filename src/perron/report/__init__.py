@@ -154,7 +154,7 @@ def _complete(outcome: Outcome, room: int) -> dict[str, Any] | None:
     """Return the complete table: the runs' parameters, and the other columns as packed numbers; None if it is too large."""
     if outcome.table.empty:
         return None
-    names = curves.measured(outcome.table)
+    names = curves.recorded_columns(outcome.table)
     if len(outcome.table) * len(names) * 10 > room:  # eight bytes for each number, in base64
         return None
     parts = [part for _, part in outcome.table.groupby("run", sort=False)]

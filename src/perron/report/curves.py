@@ -12,6 +12,7 @@ from perron._typing import FloatArray, IntArray
 from perron.networks.facts import Network
 from perron.report.facts import finished
 from perron.simulation.cost import bytes_per_step
+from perron.simulation.history import COSTS
 from perron.simulation.metrics import BLOCKS, METRICS
 from perron.studies.conclusions import text
 from perron.studies.conclusions.base import Table
@@ -50,7 +51,12 @@ def points(outcomes: Sequence[Outcome], numbers: int) -> int:
 
 
 def measured(table: Table) -> list[str]:
-    """Return the metrics of a results table."""
+    """Return the metrics of a results table, without costs."""
+    return [name for name in recorded_columns(table) if name not in COSTS]
+
+
+def recorded_columns(table: Table) -> list[str]:
+    """Return the columns of a results table that differ from record to record, besides step and trial."""
     columns = list(table.columns)
     return columns[columns.index("trial") + 1 :]
 

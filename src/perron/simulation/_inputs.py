@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields
 from typing import Any
 
@@ -100,6 +100,18 @@ def as_trials(trials: Any) -> int | Sequence[int]:
     if isinstance(trials, Iterable) and not isinstance(trials, str):
         return [as_count("The index of a trial", trial) for trial in trials]
     return as_count("trials", trials)
+
+
+def as_until(until: Any) -> dict[str, float]:
+    """Return the values of metrics at which a run ends."""
+    pairs = dict(until or {}) if until is None or isinstance(until, Mapping) else {"": until}
+    for name, value in pairs.items():
+        number = isinstance(value, int | float | np.number) and not isinstance(value, bool) and np.isfinite(value)
+        if not isinstance(name, str) or not name or not number:
+            raise PerronError(
+                f'until is a table of metrics and values, as {{"grad_norm_sq": 1e-8}}; got {brief(until)}.'
+            )
+    return {name: float(value) for name, value in pairs.items()}
 
 
 def check_options(given: Iterable[str], simulation: type) -> None:

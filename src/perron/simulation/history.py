@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import json
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -11,17 +13,26 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from perron._storage import npz
+from perron._storage.atomic import write_bytes
+from perron._storage.jsonable import to_json
 from perron._typing import FloatArray, IntArray
-from perron.errors import PerronError
-from perron.simulation.metrics import Metric, Snapshot, chosen, needs_previous
+from perron.errors import FileError, FormatError, PerronError
+from perron.simulation.metrics import Metric, Snapshot, bytes_sent, chosen, larger_is_better, needs_previous
 
 if TYPE_CHECKING:
     import pandas as pd
 
 MOST = 10_000_000  # records of a run
+FORMAT = 1  # of the file of a history
+KINDS = ("values", "costs")
+COSTS: dict[str, Callable[[Snapshot], float]] = {  # what a run has spent by a step
+    "gradients": lambda now: float(now.gradients),
+    "bytes": lambda now: float(bytes_sent(now)[0]),
+}
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class History:
     """Results of a run.
 
@@ -31,6 +42,7 @@ class History:
         trials: the indices of the trials.
         about: the settings of the run.
         interrupted: whether the run was stopped before its end.
+        costs: what was spent by each record, ``(records,)``: ``gradients`` of each node, and ``bytes`` sent over all links.
     """
 
     steps: IntArray
@@ -38,6 +50,7 @@ class History:
     trials: IntArray
     about: Mapping[str, Any] = field(default_factory=dict)
     interrupted: bool = False
+    costs: Mapping[str, FloatArray] = field(default_factory=dict)
 
     def __getitem__(self, metric: str) -> FloatArray:
         """The values of a metric, ``(records, trials)``."""
@@ -63,13 +76,15 @@ class History:
         return float(late.mean()), float(late.std(ddof=1) / np.sqrt(len(late))) if len(late) > 1 else float("nan")
 
     def frame(self) -> pd.DataFrame:
-        """Return a tidy table: step, trial, a column per metric, and the settings."""
+        """Return a tidy table: step, trial, a column per metric and cost, and the settings."""
         import pandas as pd
 
         records, trials = len(self.steps), len(self.trials)
         table: dict[str, Any] = {"step": np.repeat(self.steps, trials), "trial": np.tile(self.trials, records)}
         table |= {name: value.ravel() for name, value in self.values.items()}
-        return pd.DataFrame(table).assign(**self.about)
+        table |= {name: np.repeat(value, trials) for name, value in self.costs.items()}
+        settings: dict[str, Any] = {name: value for name, value in self.about.items() if name not in table and np.isscalar(value)}
+        return pd.DataFrame(table).assign(**settings)
 
     def plot(self, metric: str, path: str | Path | None = None) -> Any:
         """Plot the mean of a metric with a band of two standard errors; write it to ``path`` if given."""
@@ -79,6 +94,61 @@ class History:
         figure = curves({str(self.about.get("algorithm", metric)): line}, metric)
         return figure if path is None else save(figure, path)
 
+    def save(self, path: str | Path) -> Path:
+        """Write the results to an .npz file, from which `load` reads them."""
+        path = Path(path)
+        if path.suffix.lower() != ".npz":
+            raise FileError(
+                f"A history is written to an .npz file; got {path}. For other formats, write history.frame()."
+            )
+        header = {"format": FORMAT, "interrupted": self.interrupted, "about": self.about}
+        header |= {"values": list(self.values), "costs": list(self.costs)}
+        arrays = {f"{kind}_{k}": array for kind in KINDS for k, array in enumerate(getattr(self, kind).values())}
+        arrays |= {"steps": self.steps, "trials": self.trials}
+        return write_bytes(path, npz.pack({"perron_history": np.array(to_json(header))} | arrays))
+
+    @classmethod
+    def load(cls, path: str | Path) -> History:
+        """Read the results that `save` wrote."""
+        path = Path(path)
+        arrays = npz.read(path)
+        if "perron_history" not in arrays:
+            raise FileError(f"{path} holds no history but {sorted(arrays)}. Write one with history.save(path).")
+        try:
+            header = json.loads(str(arrays["perron_history"]))
+            if (form := header["format"]) != FORMAT:
+                raise FormatError(f"{path} has format {form!r:.20}; this version of perron reads {FORMAT}.")
+            values, costs = ({name: arrays[f"{kind}_{k}"] for k, name in enumerate(header[kind])} for kind in KINDS)
+            history = cls(arrays["steps"], values, arrays["trials"], header["about"], header["interrupted"], costs)
+        except (KeyError, TypeError, AttributeError, json.JSONDecodeError) as error:
+            raise FileError(f"{path} is damaged: {error!r}.") from None
+        shape = (len(history.steps), len(history.trials))
+        if any(v.shape != shape for v in values.values()) or any(c.shape != shape[:1] for c in costs.values()):
+            raise FileError(f"{path} is damaged: its values do not have the shape (records, trials) = {shape}.")
+        return history
+
+    def _lasts(self) -> dict[str, str]:
+        """The mean of each metric at the last record, as text."""
+        return {name: f"{value[-1].mean():.3g}" for name, value in self.values.items() if len(value)}
+
+    def __repr__(self) -> str:
+        name, network = self.about.get("algorithm", "a run"), self.about.get("network")
+        trials = "1 trial" if len(self.trials) == 1 else f"{len(self.trials)} trials"
+        parts = [f"{self.steps[-1] if len(self.steps) else 0} steps", f"{len(self.steps)} records", trials]
+        parts += ["interrupted"] if self.interrupted else []
+        parts += [f"{metric} {value}" for metric, value in self._lasts().items()]
+        return f"<History of {name}{f' on {network}' if network else ''}: {', '.join(parts)}>"
+
+    def _repr_html_(self) -> str:
+        """The settings, the last values and the curve of the first metric, for notebooks."""
+        from perron.plots import html_table, to_svg
+
+        rows = {str(name): str(value) for name, value in self.about.items() if value != {}} | {
+            f"{name}, mean at the end": value for name, value in self._lasts().items()
+        }
+        picture = to_svg(self.plot(next(iter(self.values)))) if self.values and len(self.steps) > 1 else ""
+        return f"<p>{escape(repr(self))}</p>{picture}{html_table(('', ''), rows.items())}"
+
 
 class Recorder:
     """Measures a run at given steps; it can be saved and resumed.
@@ -87,12 +157,24 @@ class Recorder:
         metrics: measured at each of the steps.
         due: the steps.
         final: metrics that are measured at the last step only; nan before.
+        until: values of metrics at which the run ends, see `simulate`; these metrics are measured as well.
+
+    Attributes:
+        reached: whether the last record has reached them.
     """
 
-    def __init__(self, metrics: Sequence[str | Metric], due: set[int], final: Sequence[str | Metric] = ()) -> None:
+    def __init__(
+        self,
+        metrics: Sequence[str | Metric],
+        due: set[int],
+        final: Sequence[str | Metric] = (),
+        until: Mapping[str, float] | None = None,
+    ) -> None:
         last = chosen(final)
         always = chosen(metrics)
-        self.metrics, self.due = always | last, due
+        self.until = until or {}
+        always |= chosen([name for name in self.until if name not in always])
+        self.metrics, self.due, self.end = always | last, due, max(due)
         self.final = set(last) - set(always)
         self.watchers: dict[str, Any] = {
             name: metric for name, metric in self.metrics.items() if getattr(metric, "every_step", False)
@@ -100,6 +182,8 @@ class Recorder:
         self.needs_previous = any(needs_previous(metric) for metric in self.metrics.values())
         self.steps: list[int] = []
         self.rows: dict[str, list[FloatArray]] = {name: [] for name in self.metrics}
+        self.costs: dict[str, list[float]] = {name: [] for name in COSTS}
+        self.reached = False
 
     def observe(self, now: Snapshot) -> dict[str, float] | None:
         """Measure a step if it is due; return the means over trials, or None."""
@@ -107,27 +191,40 @@ class Recorder:
             watcher.observe(now)
         if now.step not in self.due:
             return None
-        unknown = np.full(now.state.x.shape[0], np.nan)
-        measured = {
-            name: unknown if name in self.final and now.step < max(self.due) else metric(now).cpu().double().numpy()
-            for name, metric in self.metrics.items()
-        }
-        for name, value in measured.items():
+        for name, metric in self.metrics.items():
+            if name not in self.final:
+                self.rows[name].append(metric(now).cpu().double().numpy())
+        self.reached = self._reached()
+        for name in [name for name in self.metrics if name in self.final]:
+            due = self.reached or now.step == self.end
+            value = self.metrics[name](now).cpu().double().numpy() if due else np.full(now.state.x.shape[0], np.nan)
             self.rows[name].append(value)
+        for name, cost in COSTS.items():
+            self.costs[name].append(cost(now))
         self.steps.append(now.step)
-        return {name: float(value.mean()) for name, value in measured.items()}
+        return {name: float(rows[-1].mean()) for name, rows in self.rows.items()}
+
+    def _reached(self) -> bool:
+        """Whether the last record has reached the values at which the run ends."""
+        means = {name: float(self.rows[name][-1].mean()) for name in self.until if self.rows[name]}
+        return bool(means) and all(
+            mean >= self.until[name] if larger_is_better(name) else mean <= self.until[name]
+            for name, mean in means.items()
+        )
 
     def history(self, trials: Sequence[int], about: Mapping[str, Any], *, interrupted: bool) -> History:
         """Return the results so far."""
         many = len(self.steps)
         values = {name: np.array(value[:many]).reshape(many, -1) for name, value in self.rows.items()}
-        return History(np.array(self.steps, dtype=np.int64), values, np.array(trials), about, interrupted)
+        costs = {name: np.array(spent[:many], dtype=float) for name, spent in self.costs.items()}
+        return History(np.array(self.steps, dtype=np.int64), values, np.array(trials), about, interrupted, costs)
 
     def saved(self) -> dict[str, Tensor]:
         """Return the results so far as tensors."""
         tensors = {f"row.{name}": torch.from_numpy(np.stack(rows)) for name, rows in self.rows.items() if rows}
         for name, watcher in self.watchers.items():
             tensors |= {f"watcher.{name}.{key}": torch.as_tensor(value) for key, value in _numbers(watcher).items()}
+        tensors |= {f"cost.{name}": torch.tensor(spent, dtype=torch.float64) for name, spent in self.costs.items()}
         return tensors | {"steps": torch.tensor(self.steps)}
 
     def restore(self, tensors: Mapping[str, Tensor]) -> None:
@@ -135,6 +232,10 @@ class Recorder:
         self.steps = tensors["steps"].tolist()
         for name in self.rows:
             self.rows[name] = list(tensors[f"row.{name}"].numpy()) if f"row.{name}" in tensors else []
+        for name in self.costs:  # which files of earlier versions do not have
+            spent = tensors.get(f"cost.{name}", torch.full((len(self.steps),), torch.nan))
+            self.costs[name] = spent.tolist()
+        self.reached = self._reached()
         for name, watcher in self.watchers.items():
             for key, old in _numbers(watcher).items():
                 new = tensors[f"watcher.{name}.{key}"]

@@ -345,6 +345,15 @@ def chosen(metrics: Sequence[str | Metric]) -> dict[str, Metric]:
     return found
 
 
+def larger_is_better(metric: str) -> bool:
+    """Whether a metric grows as a model gets better: accuracies do, all others fall.
+
+    >>> larger_is_better("test_accuracy"), larger_is_better("loss")
+    (True, False)
+    """
+    return "accuracy" in metric
+
+
 def _named(name: str) -> Metric:
     block = name.removeprefix(BLOCKS)
     if block != name and block.isdecimal():

@@ -37,6 +37,7 @@ from perron.simulation._inputs import (
     as_mixing,
     as_start,
     as_trials,
+    as_until,
     check_options,
     check_problem,
     check_rate,
@@ -295,6 +296,7 @@ def simulate(
     log: Callable[..., object] | None = None,
     checkpoint: str | Path | None = None,
     save_every: float = 60.0,
+    until: Mapping[str, float] | None = None,
     **options: Any,
 ) -> History:
     """Run an algorithm and measure it.
@@ -314,6 +316,8 @@ def simulate(
         checkpoint: a file in which the run is saved; if it exists, the run resumes from it, bit for bit. The previous
             save is kept as FILE.before, and the run resumes from there if FILE is damaged.
         save_every: seconds between two saves; the end of the run is always saved.
+        until: values of metrics at which the run ends before ``steps``, as ``{"grad_norm_sq": 1e-8}``: at the first record where
+            the mean over trials of each is at most its value (of accuracies, at least).
 
     Ctrl-C ends the run and returns what was measured, with ``interrupted`` set. A run in which no trial is finite any more
     ends with a warning.
@@ -332,7 +336,7 @@ def simulate(
     metrics = [metrics] if isinstance(metrics, str) else metrics
     given: dict[str, Any] = {"problem": problem, "algorithm": algorithm, "mixing": mixing, "lr": lr}
     simulation = Simulation(**given, **options)
-    recorder = Recorder(metrics, recorded(steps, every), final_metrics)
+    recorder = Recorder(metrics, recorded(steps, every), final_metrics, as_until(until))
     running = Running(simulation, keep_previous=recorder.needs_previous)
     file = None if checkpoint is None else RunCheckpoint(checkpoint, save_every, simulation, list(recorder.metrics))
     lock = nullcontext() if file is None else file.lock()
@@ -343,7 +347,7 @@ def simulate(
                 bar.update(0, recorder.observe(running.snapshot()))
             elif running.step == steps and steps not in recorder.steps:  # it was saved just before its end
                 bar.update(steps, recorder.observe(running.snapshot()))
-            while running.step < steps:
+            while running.step < steps and not recorder.reached:
                 running.advance()
                 now = running.snapshot()
                 values = recorder.observe(now)
@@ -355,13 +359,13 @@ def simulate(
                     )
                     break
                 if file is not None:
-                    file.save(running, recorder, force=running.step == steps)
+                    file.save(running, recorder, force=running.step == steps or recorder.reached)
         except KeyboardInterrupt:
             interrupted = True
-    return recorder.history(simulation.numbers, _about(simulation), interrupted=interrupted)
+    return recorder.history(simulation.numbers, _about(simulation, steps, recorder), interrupted=interrupted)
 
 
-def _about(simulation: Simulation) -> dict[str, Any]:
+def _about(simulation: Simulation, steps: int, recorder: Recorder) -> dict[str, Any]:
     rate = simulation.rate
     return {
         "algorithm": simulation.algorithm.about.title,
@@ -369,4 +373,6 @@ def _about(simulation: Simulation) -> dict[str, Any]:
         "nodes": simulation.mixing.nodes,
         "lr": rate if isinstance(rate, float | int) else "schedule" if callable(rate) else "per node",
         "seed": simulation.seed,
+        "steps": steps,
+        "until": dict(recorder.until),
     }

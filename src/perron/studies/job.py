@@ -212,15 +212,16 @@ def execute(
             final_metrics=run.final_metrics, trials=run.trials, seed=run.seed, rounds=run.rounds,
             dtype=getattr(torch, run.precision) if run.precision else None, device=run.device, **run.links,
             progress=(lambda step, values: progress(step, steps, values)) if progress else False, log=log,
-            checkpoint=checkpoint, save_every=save_every,
+            checkpoint=checkpoint, save_every=save_every, until=run.until,
         )  # fmt: skip
     if history.interrupted:
         raise KeyboardInterrupt  # a part of a run is not a result
     effective, floor = _predicted(problem, algorithm, network, lr)
     facts = _network_facts(network) | {"lr": lr, "steps": steps, "effective_step": effective}
     columns = run.columns | facts | {"predicted": floor if run.decay == "none" else float("nan")}
-    table = history.frame()[["step", "trial", *history.values]].assign(**columns)
-    return table[[*columns, "step", "trial", *history.values]], list(
+    measured = ["step", "trial", *history.costs, *history.values]
+    table = history.frame()[measured].assign(**columns)
+    return table[[*columns, *measured]], list(
         dict.fromkeys(str(warning.message) for warning in caught)
     )
 

@@ -93,6 +93,7 @@ class Run(BaseModel):
     warmup: int = 0
     decay: Literal["none", "cosine"] = "none"
     rounds: int = 1
+    until: dict[str, float] = {}
 
     @cached_property
     def key(self) -> str:

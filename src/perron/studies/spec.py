@@ -68,7 +68,7 @@ INTERNAL = {"folder", "sources", "sizes"}  # keys that perron writes
 READING = "reading"  # context of the validation of a study that was run before
 SHARED = (  # keys that all runs of a study have in common
     "equal_effective_step", "steps", "horizon", "every", "trials", "metrics", "final_metrics", "precision", "device",
-    "warmup", "decay", "rounds",
+    "warmup", "decay", "rounds", "until",
 )  # fmt: skip
 
 
@@ -102,6 +102,7 @@ class Study(BaseModel):
             Push-Pull, n for pull-only methods).
         steps: the number of steps; with ``horizon``, the largest.
         horizon: run for horizon / (effective step) steps: small steps get more time.
+        until: values of metrics at which a run ends before ``steps``, as ``{ grad_norm_sq = 1e-8 }``, see `perron.simulate`.
         every: the number of steps between two records; ``"log"``; or by default about 200 records.
         links: ``loss``, ``delay`` and ``repeats`` of links that are not reliable, see `perron.algorithms.unreliable.Links`.
         trials, seeds: independent runs side by side, for each seed.
@@ -136,6 +137,7 @@ class Study(BaseModel):
     equal_effective_step: bool = False
     steps: Annotated[int, Field(ge=0)] = 1000
     horizon: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
+    until: dict[str, Annotated[float, Field(allow_inf_nan=False)]] = Field(default_factory=dict)
     every: Annotated[int, Field(ge=1)] | Literal["log"] | None = None
     links: dict[str, Many[int | float]] = Field(default_factory=dict, validate_default=True)
     trials: Annotated[int, Field(ge=1)] = 10
@@ -241,11 +243,11 @@ class Study(BaseModel):
                     raise ValueError(str(error)) from None
         return {name: [default] for name, default in vars(Links()).items()} | value
 
-    @field_validator("metrics", "final_metrics")
+    @field_validator("metrics", "final_metrics", "until")
     @classmethod
-    def _known_metrics(cls, value: list[str]) -> list[str]:
+    def _known_metrics(cls, value: Any) -> Any:
         try:
-            chosen(value)
+            chosen([*value])
         except PerronError as error:
             raise ValueError(str(error)) from None
         return value

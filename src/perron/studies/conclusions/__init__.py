@@ -9,7 +9,7 @@ from perron._storage.atomic import write_bytes
 from perron._storage.jsonable import to_json
 from perron.errors import PerronError
 from perron.studies.conclusions.accuracy import comparable, time_to_accuracy
-from perron.studies.conclusions.base import METRIC, Analysis, Conclusion, equidistant_records, metric
+from perron.studies.conclusions.base import METRIC, Analysis, Conclusion, equidistant_records, full_length, metric
 from perron.studies.conclusions.comparison import comparison
 from perron.studies.conclusions.networks import networks
 from perron.studies.conclusions.residual import blocks, residual
@@ -22,13 +22,13 @@ if TYPE_CHECKING:
     from perron.studies.results import Outcome
 
 CONCLUSIONS = {
-    "speedup": Analysis(speedup, (metric(METRIC), equidistant_records)),
-    "time_to_accuracy": Analysis(time_to_accuracy, (metric(METRIC), comparable)),
-    "residual": Analysis(residual, (metric("residual_sq"), blocks, equidistant_records)),
-    "comparison": Analysis(comparison, (metric(METRIC), equidistant_records)),
+    "speedup": Analysis(speedup, (metric(METRIC), equidistant_records, full_length)),
+    "time_to_accuracy": Analysis(time_to_accuracy, (metric(METRIC), comparable, full_length)),
+    "residual": Analysis(residual, (metric("residual_sq"), blocks, equidistant_records, full_length)),
+    "comparison": Analysis(comparison, (metric(METRIC), equidistant_records, full_length)),
     "topologies": Analysis(networks),
     "training": Analysis(training, (metric(LOSS, ACCURACY),)),
-    "tuned": Analysis(tuned, (metric(TEST_LOSS),)),
+    "tuned": Analysis(tuned, (metric(TEST_LOSS), full_length)),
 }
 
 

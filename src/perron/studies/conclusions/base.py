@@ -54,6 +54,11 @@ def metric(*names: str) -> Requirement:
     return lambda study: None if {*names} & {*study.metrics} else f"the metric {' or '.join(names)}"
 
 
+def full_length(study: Study) -> str | None:
+    """Require runs that end with their last step."""
+    return "runs of full length: leave out until" if study.until else None
+
+
 def equidistant_records(study: Study) -> str | None:
     """Require enough records at equal distances to tell a level from a slow fall."""
     if study.every == "log":
