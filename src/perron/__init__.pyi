@@ -41,6 +41,7 @@ from .simulation import Simulation as Simulation
 from .simulation import metrics as metrics
 from .simulation import simulate as simulate
 from .studies import Study as Study
+from .studies import compare as compare
 from .studies import conclude as conclude
 from .studies import read_study as read_study
 from .studies import run_study as run_study

@@ -145,7 +145,7 @@ def test_histories_are_short_in_a_terminal_and_drawn_in_a_notebook():
     assert "100 steps, 11 records, 2 trials, grad_norm_sq" in repr(history)
     assert len(repr(history)) < 200
     page = history._repr_html_()
-    ElementTree.fromstring(page[page.index("<svg") : page.index("</svg>") + 6])
+    ElementTree.fromstring(page[page.index("<svg") : page.index("</svg>") + 6])  # noqa: S314 - our own
     assert "<td>lr</td><td>0.1</td>" in page
     named = History(history.steps, history.values, history.trials, {"algorithm": "<b>mine"})
     assert "<b>mine" not in named._repr_html_()

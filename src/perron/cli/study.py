@@ -195,6 +195,47 @@ def show(
     finish(read_study(folder, code=code), files=False, as_json=as_json)
 
 
+@app.command()
+def compare(
+    folders: Annotated[list[Path], typer.Argument(metavar="DIR...", help="The directories of studies that were run.")],
+    x: Annotated[str, option("--x", "COLUMN", "steps, gradients, bytes or another measured column.")] = "steps",
+    y: Annotated[str | None, option("--y", "METRIC", "A metric (default: the first).")] = None,
+    panels: Annotated[
+        list[str] | None,
+        option("--panels", "COLUMN", "A panel for each value of this column, as topology; repeatable."),
+    ] = None,
+    where: Annotated[
+        list[str] | None, option("--where", "COLUMN=VALUE", "Show these runs only, as nodes=[8,16]; repeatable.")
+    ] = None,
+    target: Annotated[
+        float | None, option("--target", "Y", "The best step is the one that reaches this value first.")
+    ] = None,
+    columns: Annotated[str, option("--columns", "WIDTH", "Of the page: one (3.5 in) or two (7.16 in).")] = "one",
+    latex: Annotated[bool, flag("--latex", "Set the text of figures with LaTeX, if it is installed.")] = False,
+    out: Annotated[Path, out_option("Where figures and tables go.", "DIR")] = Path("results/compare"),
+    as_json: Json = False,
+) -> None:
+    """Draw studies on the same axes, each algorithm at its best step.
+
+    Writes the curves, the sweep over learning rates, and the table as Markdown, CSV and LaTeX.
+
+    perron study compare results/a results/b --x bytes
+    perron study compare results/a --y consensus_error_sq --panels topology --columns two
+    """
+    from perron.studies import compare as compared
+    from perron.studies.spec import parse
+
+    options = {"x": x, "y": y, "panels": panels, "target": target, "columns": columns, "latex": latex}
+    found = compared(folders, **options, where=parse(where or [], "--where"))
+    paths = found.save(out)
+    if as_json:
+        write_json({"sentences": found.sentences, "summary": found.summary, "files": paths})
+        return
+    for title, cells in found.tables.items():
+        print_table(list(map(str, cells.columns)), cells.to_numpy().tolist(), title=title)
+    print_lines(*found.sentences, *map(str, paths))
+
+
 def run_with_progress(
     study: Any, folder: Path, workers: int | None = None, executor: Executor | None = None, *, tensorboard: bool = False
 ) -> Outcome:

@@ -31,10 +31,24 @@ class Picture(ABC):
     @abstractmethod
     def figure(self) -> Figure: ...
 
+    @property
+    def settings(self) -> Any:
+        """The settings of matplotlib with which it is drawn."""
+        return {}
+
     def save(self, path: str | Path) -> Path:
         """Write the picture to a file; its suffix decides the format."""
+        from matplotlib import rc_context
+
         path = _check_format(Path(path))  # before drawing, which can take a while
-        return save(self.figure(), path)
+        with rc_context(self.settings):
+            return save(self.figure(), path)
+
+    def _repr_svg_(self) -> str:
+        from matplotlib import rc_context
+
+        with rc_context(self.settings):
+            return to_svg(self.figure())
 
 
 def save(figure: Figure, path: str | Path) -> Path:

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from shutil import which
 from textwrap import fill
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
 from perron._typing import FloatArray, IntArray
+from perron.errors import PerronError
 from perron.plots.base import COLORS, GREY, INK, MARKERS, Picture
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+
+PAGE_COLUMNS = {"one": 3.5, "two": 7.16}  # inches, of the usual journals and conferences
+DASHES = ("-", (0, (5, 1.5)), (0, (1, 1.2)), (0, (5, 1.5, 1, 1.5)))
 
 
 @dataclass(frozen=True)
@@ -26,6 +32,7 @@ class Line:
         floor: a level, drawn dashed in the same color.
         fit: a fitted curve with its band, drawn in the same color.
         guide: whether the curve is a reference, drawn thin, grey and dashed.
+        mark: the x of a point that is marked by a star, as the best.
     """
 
     label: str
@@ -36,6 +43,7 @@ class Line:
     floor: float | None = None
     fit: Line | None = None
     guide: bool = False
+    mark: float | None = None
 
 
 @dataclass(frozen=True)
@@ -45,6 +53,27 @@ class Panel:
     title: str
     lines: Sequence[Line]
     note: str = ""
+
+
+@dataclass(frozen=True)
+class _Style:
+    """How a line is told from others: by its color and marker, and in print by its dashes, which are read in grey."""
+
+    color: str = GREY
+    marker: str = ""
+    dashes: Any = None
+    place: int = 0
+
+    @classmethod
+    def of(cls, place: int, *, dashed: bool) -> _Style:
+        """The style of a line by its place in the legend."""
+        dashes = DASHES[place % len(DASHES)] if dashed else None
+        return cls(COLORS[place % len(COLORS)], MARKERS[place % len(MARKERS)], dashes, place)
+
+    def every(self, points: int) -> tuple[int, int]:
+        """Which points have markers: about six, at other places than those of the next line."""
+        apart = max(1, points // 6)
+        return (self.place * apart // 4) % apart, apart
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,6 +91,8 @@ class Chart(Picture):
         names: for x = 0, 1, ..., the names of categories.
         share: whether y is a share between 0 and 1, shown in percent.
         legend: the title of the legend.
+        width: in inches, of a chart for print: text has 8 points, and lines differ in dashes and markers as well as in color.
+        latex: whether LaTeX sets the text.
     """
 
     panels: Sequence[Panel]
@@ -77,20 +108,39 @@ class Chart(Picture):
     share: bool = False
     legend: str | None = None
     columns: int = 3
+    width: float | None = None
+    latex: bool = False
+
+    @property
+    def settings(self) -> Any:
+        if not self.latex:
+            return {}
+        if lacking := [program for program in ("latex", "dvipng") if which(program) is None]:
+            raise PerronError(
+                f"latex = true needs the program {' and '.join(lacking)}; install TeX, or leave latex out."
+            )
+        return {"text.usetex": True, "font.family": "serif"}
 
     def figure(self) -> Figure:
         from matplotlib.figure import Figure
 
         columns = min(self.columns, len(self.panels))
+        if self.width is not None:  # a panel takes 1.7 inches at least
+            columns = min(len(self.panels), 1 if self.width < 5 and len(self.panels) < 4 else int(self.width // 1.7))
+            columns = 2 if len(self.panels) == 4 else min(columns, 3)
         rows = -(-len(self.panels) // columns)
-        inches = {1: 5.5, 2: 8.0}.get(columns, 3.1 * columns)
+        inches = self.width or {1: 5.5, 2: 8.0}.get(columns, 3.1 * columns)
+        text, small, large = (8.0, 8.0, 8.0) if self.width else (9.0, 8.0, 10.0)
         lines = [line for panel in self.panels for line in panel.lines]
         labels = sorted({line.label: None for line in lines if not line.guide}, key=_natural)
-        style = {label: (COLORS[i % len(COLORS)], MARKERS[i % len(MARKERS)]) for i, label in enumerate(labels)}
+        style = {label: _Style.of(place, dashed=self.width is not None) for place, label in enumerate(labels)}
         shown = [*labels, *dict.fromkeys(line.label for line in lines if line.guide)]
-        # About twelve letters to an inch, and the line in front of them.
-        entries = max(1, min(len(shown), int(inches * 12 / (max(map(len, shown), default=0) + 8))))
+        # About twelve letters to an inch, fifteen of small ones, and the line in front of them.
+        letters = 15 if self.width else 12
+        entries = max(1, min(len(shown), int(inches * letters / (max(map(len, shown), default=0) + 8))))
         height = 2.5 * rows + 0.55 + 0.2 * -(-len(shown) // entries) + 0.2 * any(panel.note for panel in self.panels)
+        if self.width is not None:
+            height = np.clip(0.7 * inches / columns, 1.5, 2.3) * rows + 0.3 + 0.15 * -(-len(shown) // entries)
         figure = Figure(figsize=(inches, height), layout="constrained")
         grid = figure.subplots(rows, columns, squeeze=False, sharey=True)
         handles: dict[str, Any] = {}
@@ -98,46 +148,62 @@ class Chart(Picture):
             nested = self.nested and self.marks == "lines" and len(panel.lines) > 1
             widths = np.linspace(6.0, 1.0, len(panel.lines)) if nested else [1.2] * len(panel.lines)
             for line, width in zip(panel.lines, widths, strict=True):
-                color, marker = style.get(line.label, (GREY, ""))
-                handles.setdefault(line.label, self._line(axes, line, color, marker, width))
-            self._decorate(axes, panel)
+                handles.setdefault(line.label, self._line(axes, line, style.get(line.label, _Style()), width))
+            self._decorate(axes, panel, small, large)
         for axes in grid.flat[len(self.panels) - columns : len(self.panels)]:
-            axes.set_xlabel(self.x, fontsize=9)
+            axes.set_xlabel(self._text(self.x), fontsize=text)
         for axes in grid[:, 0]:
-            axes.set_ylabel(self.y, fontsize=9)
+            axes.set_ylabel(self._text(self.y), fontsize=text)
         for axes in grid.flat[len(self.panels) :]:
             axes.set_axis_off()
         figure.legend(
-            [handles[label] for label in shown], shown, title=self.legend, loc="outside lower center", ncols=entries,
-            frameon=False, fontsize=9, title_fontsize=9,
+            [handles[label] for label in shown], list(map(self._text, shown)), title=self.legend, ncols=entries,
+            loc="outside lower center", frameon=False, fontsize=text, title_fontsize=text,
         )  # fmt: skip
         return figure
 
-    def _line(self, axes: Axes, line: Line, color: str, marker: str, width: float) -> Any:
+    def _text(self, text: str) -> str:
+        """Text as LaTeX reads it: outside of formulas, its special characters are escaped."""
+        if not self.latex:
+            return text
+        parts = text.split("$")
+        return "$".join(
+            re.sub(r"([#%&_])", r"\\\1", part) if place % 2 == 0 else part for place, part in enumerate(parts)
+        )
+
+    def _line(self, axes: Axes, line: Line, style: _Style, width: float) -> Any:
+        color, marker = style.color, style.marker
+        if line.mark is not None and line.mark in line.x:
+            at = line.x.tolist().index(line.mark)
+            axes.plot(line.x[at], line.y[at], color=color, marker="*", markersize=11, markeredgecolor=INK, zorder=4)
         if line.guide:
             return axes.plot(line.x, line.y, color=GREY, linewidth=1.0, linestyle=(0, (4, 3)), zorder=1)[0]
         if line.floor is not None:
             axes.axhline(line.floor, color=color, linewidth=1.0, linestyle=(0, (4, 2)))
         if line.fit is not None:
-            self._line(axes, replace(line.fit, label=""), color, "", 1.2)
+            self._line(axes, replace(line.fit, label=""), replace(style, marker=""), 1.2)
         if not marker or self.marks == "lines":
             if line.low is not None and line.high is not None:
                 low = np.maximum(line.low, line.y * 1e-2) if self.log_y else line.low
                 axes.fill_between(line.x, low, line.high, color=color, alpha=0.2, linewidth=0)
-            return axes.plot(line.x, line.y, color=color, linewidth=width)[0]
+            marks: Any = (
+                {"marker": marker, "markersize": 3.5, "markevery": style.every(len(line.x))} if style.dashes else {}
+            )
+            return axes.plot(line.x, line.y, color=color, linewidth=width, linestyle=style.dashes or "-", **marks)[0]
         bars = None
         if line.low is not None and line.high is not None:
             bars = np.maximum([line.y - line.low, line.high - line.y], 0)
             bars = np.where(np.isfinite(bars).all(axis=0), bars, 0)  # no bar where an end of the interval is unknown
         return axes.errorbar(
             line.x, line.y, yerr=bars, color=color, marker=marker, markersize=4.5, capsize=2, elinewidth=1.2,
-            linewidth=width, linestyle="none" if self.marks == "dots" else "-",
+            linewidth=width, linestyle="none" if self.marks == "dots" else style.dashes or "-",
         )  # fmt: skip
 
-    def _decorate(self, axes: Axes, panel: Panel) -> None:
+    def _decorate(self, axes: Axes, panel: Panel, small: float, large: float) -> None:
         from matplotlib.ticker import NullLocator, PercentFormatter
 
-        axes.set_title("\n".join(filter(None, (fill(panel.title, 38), panel.note))), fontsize=10, color=INK)
+        title = "\n".join(filter(None, (fill(panel.title, 38), panel.note)))
+        axes.set_title(self._text(title), fontsize=large, color=INK)
         if self.log_y:
             axes.set_yscale("log")
         if self.share:
@@ -147,10 +213,10 @@ class Chart(Picture):
         elif self.log_x:
             values = sorted({float(value) for line in panel.lines for value in line.x})
             axes.set_xscale("log")
-            axes.set_xticks(values, [f"{value:g}" for value in values])
+            axes.set_xticks(values, [f"{value:.3g}" for value in values])
             axes.xaxis.set_minor_locator(NullLocator())
         axes.grid(alpha=0.25, linewidth=0.6)
-        axes.tick_params(labelsize=8, which="both")
+        axes.tick_params(labelsize=small, which="both")
         axes.spines[["top", "right"]].set_visible(False)
 
 

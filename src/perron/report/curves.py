@@ -23,21 +23,6 @@ from perron.studies.statistics import series
 
 FEWEST, MOST = 40, 400  # points of a curve
 LARGE = 600  # nodes, beyond which the bytes of a step are not counted: that takes dense matrices
-TITLES = {
-    "grad_norm_sq": "squared gradient norm",
-    "grad_norm_sq_mean": "squared gradient norm at the plain mean",
-    "grad_norm_sq_local": "squared norm of the mean local gradient",
-    "loss_mean": "training loss of the averaged model",
-    "test_accuracy": "test accuracy of the averaged model",
-    "test_loss": "test loss of the averaged model",
-    "test_accuracy_weighted": "test accuracy of x-hat",
-    "test_accuracy_local": "test accuracy of the nodes, mean",
-    "test_accuracy_worst": "test accuracy of the worst node",
-    "consensus_error_sq": "consensus error, squared",
-    "residual_sq": "squared residual",
-    "grad_norm_batch": "norm of the averaged minibatch gradient",
-    "distance_sq": "squared distance from the optimum",
-}
 
 
 def points(outcomes: Sequence[Outcome], numbers: int) -> int:
@@ -134,7 +119,7 @@ def _metric(name: str) -> dict[str, Any]:
         title = f"residual over blocks of {m} steps"
         about = f"|sum of eps over {m} steps|^2 / {m}, of the last complete block."
     else:
-        title = TITLES.get(name, text.readable(name))
+        title = text.metric_title(name)
         about = " ".join((METRICS[name].__doc__ or "").partition("\n\n")[0].split()) if name in METRICS else ""
     return {"name": name, "title": title, "about": about, "share": "accuracy" in name}
 

@@ -83,7 +83,9 @@ class History:
         table: dict[str, Any] = {"step": np.repeat(self.steps, trials), "trial": np.tile(self.trials, records)}
         table |= {name: value.ravel() for name, value in self.values.items()}
         table |= {name: np.repeat(value, trials) for name, value in self.costs.items()}
-        settings: dict[str, Any] = {name: value for name, value in self.about.items() if name not in table and np.isscalar(value)}
+        settings: dict[str, Any] = {
+            name: value for name, value in self.about.items() if name not in table and np.isscalar(value)
+        }
         return pd.DataFrame(table).assign(**settings)
 
     def plot(self, metric: str, path: str | Path | None = None) -> Any:

@@ -1,6 +1,8 @@
 from . import executors as executors
 from . import statistics as statistics
+from .conclusions import compare as compare
 from .conclusions import conclude as conclude
+from .figure import Figure as Figure
 from .results import Outcome as Outcome
 from .results import earlier_results as earlier_results
 from .results import read_study as read_study

@@ -16,7 +16,7 @@ Scalar = bool | int | float | str | None
 
 def listed(value: Any) -> Any:
     """A value as a list, unless it is one."""
-    return value if isinstance(value, list) else [value]
+    return list(value) if isinstance(value, list | tuple) else [value]
 
 
 def _chosen(value: Any) -> Any:

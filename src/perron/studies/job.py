@@ -221,9 +221,7 @@ def execute(
     columns = run.columns | facts | {"predicted": floor if run.decay == "none" else float("nan")}
     measured = ["step", "trial", *history.costs, *history.values]
     table = history.frame()[measured].assign(**columns)
-    return table[[*columns, *measured]], list(
-        dict.fromkeys(str(warning.message) for warning in caught)
-    )
+    return table[[*columns, *measured]], list(dict.fromkeys(str(warning.message) for warning in caught))
 
 
 def _network_facts(network: Any) -> dict[str, float]:

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 RUNS, TABLE, MANIFEST, NEXT, EARLIER = "runs", "results.parquet", "manifest.json", "manifest.next.json", "earlier"
-PRODUCTS = ("report.html", "report.md", "summary.json", "*.png", "*.pdf")  # files made from a table
+PRODUCTS = ("report.html", "report.md", "summary.json", "*.png", "*.pdf", "table-*.*")  # files made from a table
 FORMAT = 1  # of the directory; a reader refuses higher ones
 COLUMNS = ("run", "topology", "nodes", "weights", "algorithm", "lr", "step", "trial")  # of every table of results
 CODE = re.compile(r"\w{1,40}", re.ASCII)  # a hash of code

@@ -51,6 +51,7 @@ from perron.simulation.metrics import chosen
 from perron.studies import own
 from perron.studies._values import Choices, Many, Rate, Scalar, combinations, entry_at, listed, own_settings
 from perron.studies.conclusions import CONCLUSIONS
+from perron.studies.figure import Figure
 from perron.studies.run import ON_DATA, PROBLEMS, Choice, Run, algorithm_of, problem_maker
 
 # What options of problems may name: of networks for images, and of linear models on data.
@@ -110,6 +111,7 @@ class Study(BaseModel):
         final_metrics: those that are measured after the last step only.
         accuracies: for the conclusion time_to_accuracy, values of grad_norm_sq to be reached.
         losses: for the conclusion training, values of the training loss to be reached.
+        figure: for the conclusion curves, a table: x, y, panels, where, target, columns, latex, see `perron.studies.Figure`.
         precision: ``"float32"`` or ``"float64"``; the problem's own by default.
         device: where tensors live, as ``"cuda"``.
         save_every: seconds between two checkpoints of a run.
@@ -146,6 +148,7 @@ class Study(BaseModel):
     final_metrics: Annotated[list[str], BeforeValidator(listed)] = Field(default_factory=list)
     accuracies: Many[Annotated[float, Field(gt=0)]] = Field(default_factory=lambda: [1e-4, 1e-5])
     losses: Many[Annotated[float, Field(gt=0)]] = Field(default_factory=lambda: [0.3, 0.1, 0.03])
+    figure: Figure = Field(default_factory=Figure)
     precision: Literal["float32", "float64"] | None = None
     device: str = "cpu"
     save_every: Annotated[float, Field(ge=0)] = 60.0

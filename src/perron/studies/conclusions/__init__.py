@@ -8,9 +8,11 @@ from typing import TYPE_CHECKING
 from perron._storage.atomic import write_bytes
 from perron._storage.jsonable import to_json
 from perron.errors import PerronError
+from perron.studies.conclusions import text
 from perron.studies.conclusions.accuracy import comparable, time_to_accuracy
 from perron.studies.conclusions.base import METRIC, Analysis, Conclusion, equidistant_records, full_length, metric
 from perron.studies.conclusions.comparison import comparison
+from perron.studies.conclusions.curves import compare, curves, drawable
 from perron.studies.conclusions.networks import networks
 from perron.studies.conclusions.residual import blocks, residual
 from perron.studies.conclusions.speedup import speedup
@@ -21,11 +23,14 @@ from perron.studies.conclusions.tuned import tuned
 if TYPE_CHECKING:
     from perron.studies.results import Outcome
 
+__all__ = ["CONCLUSIONS", "compare", "conclude", "failures", "markdown", "write"]
+
 CONCLUSIONS = {
     "speedup": Analysis(speedup, (metric(METRIC), equidistant_records, full_length)),
     "time_to_accuracy": Analysis(time_to_accuracy, (metric(METRIC), comparable, full_length)),
     "residual": Analysis(residual, (metric("residual_sq"), blocks, equidistant_records, full_length)),
     "comparison": Analysis(comparison, (metric(METRIC), equidistant_records, full_length)),
+    "curves": Analysis(curves, (drawable,)),
     "topologies": Analysis(networks),
     "training": Analysis(training, (metric(LOSS, ACCURACY),)),
     "tuned": Analysis(tuned, (metric(TEST_LOSS), full_length)),
@@ -49,13 +54,9 @@ def failures(outcome: Outcome, most: int = 5) -> str:
 
 
 def write(outcome: Outcome, conclusion: Conclusion) -> list[Path]:
-    """Write figures (PNG and PDF), ``summary.json`` and ``report.md`` into the study's directory; return the paths."""
+    """Write figures, tables, ``summary.json`` and ``report.md`` into the study's directory; return the paths."""
     folder = outcome.folder
-    paths = [
-        figure.save(folder / f"{name}{suffix}")
-        for name, figure in conclusion.figures.items()
-        for suffix in (".png", ".pdf")
-    ]
+    paths = conclusion.save(folder)
     summary = {
         "format": 1,
         "study": outcome.study.name,
@@ -74,9 +75,7 @@ def markdown(outcome: Outcome, conclusion: Conclusion) -> str:
     parts = [f"# {study.title or study.name}", study.about.strip(), *conclusion.sentences]
     parts += [f"![{name}]({name}.png)" for name in conclusion.figures]
     for title, table in conclusion.tables.items():
-        rows = [list(table.columns), ["---"] * len(table.columns), *table.to_numpy().tolist()]
-        lines = ["| " + " | ".join(str(cell).replace("|", "\\|") for cell in row) + " |" for row in rows]
-        parts += [f"## {title}", "\n".join(lines)]
+        parts += [f"## {title}", text.to_markdown(table)]
     if outcome.failed:
         parts += ["## Runs that failed", "\n".join(f"- {reason}" for reason in outcome.failed.values())]
     return "\n\n".join(part for part in parts if part) + "\n"

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from html import escape
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from perron.plots import Line, Picture
+from perron._storage.atomic import make_directory, write_bytes
+from perron.plots import Line, Picture, html_table
 from perron.simulation.history import recorded
 from perron.studies.conclusions import text
 from perron.studies.statistics import RECORDS, series
@@ -21,10 +24,10 @@ Table = Any  # a pandas table; its own types are of no help to a reader
 Row = dict[str, Any]
 Requirement = Callable[["Study"], str | None]  # returns what a study lacks, if anything
 METRIC = "grad_norm_sq"
-SQUARED_NORM = r"$\|\nabla f(\hat x)\|^2$"
+SQUARED_NORM = text.SYMBOLS[METRIC]
 
 
-@dataclass
+@dataclass(repr=False)
 class Conclusion:
     """The tables, sentences and figures that follow from the results of a study.
 
@@ -39,6 +42,31 @@ class Conclusion:
     sentences: list[str] = field(default_factory=list)
     figures: dict[str, Picture] = field(default_factory=dict)
     summary: dict[str, Any] = field(default_factory=dict)
+
+    def save(self, folder: str | Path) -> list[Path]:
+        """Write the figures (PNG and PDF) and the tables (Markdown, CSV and LaTeX) into a directory; return the paths."""
+        folder = Path(folder)
+        make_directory(folder)
+        paths = [
+            figure.save(folder / f"{name}{kind}") for name, figure in self.figures.items() for kind in (".png", ".pdf")
+        ]
+        for title, cells in self.tables.items():
+            written = {".md": text.to_markdown(cells), ".csv": cells.to_csv(index=False), ".tex": text.to_latex(cells)}
+            base = text.file_name("table", {"title": title.lower()})
+            paths += [
+                write_bytes(folder / f"{base}{kind}", f"{content.rstrip()}\n".encode())
+                for kind, content in written.items()
+            ]
+        return paths
+
+    def _repr_html_(self) -> str:
+        """Figures, tables and sentences, for notebooks."""
+        pictures = [figure._repr_svg_() for figure in self.figures.values()]
+        tables = [html_table(list(cells.columns), cells.to_numpy().tolist()) for cells in self.tables.values()]
+        return "".join([*pictures, *tables, *(f"<p>{escape(sentence)}</p>" for sentence in self.sentences)])
+
+    def __repr__(self) -> str:
+        return f"<Conclusion: figures {', '.join(self.figures) or 'none'}; tables {', '.join(self.tables) or 'none'}>"
 
 
 @dataclass(frozen=True)

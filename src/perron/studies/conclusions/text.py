@@ -12,6 +12,22 @@ from perron.algorithms import ALGORITHMS
 
 VARYING = ("weights", "algorithm", "lr_setting", "seed", "network_seed")  # besides options of problem and links
 OPTIONS = ("link_", "problem_")
+TITLES = {
+    "grad_norm_sq": "squared gradient norm",
+    "grad_norm_sq_mean": "squared gradient norm at the plain mean",
+    "grad_norm_sq_local": "squared norm of the mean local gradient",
+    "loss_mean": "training loss of the averaged model",
+    "test_accuracy": "test accuracy of the averaged model",
+    "test_loss": "test loss of the averaged model",
+    "test_accuracy_weighted": "test accuracy of x-hat",
+    "test_accuracy_local": "test accuracy of the nodes, mean",
+    "test_accuracy_worst": "test accuracy of the worst node",
+    "consensus_error_sq": "consensus error, squared",
+    "residual_sq": "squared residual",
+    "grad_norm_batch": "norm of the averaged minibatch gradient",
+    "distance_sq": "squared distance from the optimum",
+}
+SYMBOLS = {"grad_norm_sq": r"$\|\nabla f(\hat x)\|^2$"}
 
 
 def table(rows: Sequence[Mapping[str, str]]) -> Any:
@@ -19,6 +35,37 @@ def table(rows: Sequence[Mapping[str, str]]) -> Any:
     import pandas as pd
 
     return pd.DataFrame(rows).fillna("")
+
+
+def to_markdown(cells: Any) -> str:
+    """Return a table of cells in Markdown."""
+    rows = [list(cells.columns), ["---"] * len(cells.columns), *cells.to_numpy().tolist()]
+    return "\n".join("| " + " | ".join(str(cell).replace("|", "\\|") for cell in row) + " |" for row in rows)
+
+
+LATEX = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "±": r"$\pm$", "²": r"$^2$"}
+
+
+def to_latex(cells: Any) -> str:
+    """Return a table of cells in LaTeX, with the rules of the package booktabs."""
+    escaped = LATEX | {mark: f"\\{mark}" for mark in "#$%&_{}"}
+
+    def line(row: Sequence[Any]) -> str:
+        return " & ".join("".join(escaped.get(mark, mark) for mark in str(cell)) for cell in row) + r" \\"
+
+    head, body = line(list(cells.columns)), map(line, cells.to_numpy().tolist())
+    start = f"\\begin{{tabular}}{{{'l' * len(cells.columns)}}}"
+    return "\n".join([start, r"\toprule", head, r"\midrule", *body, r"\bottomrule", r"\end{tabular}"])
+
+
+def metric_title(name: str) -> str:
+    """Return what a metric measures."""
+    return TITLES.get(name, readable(name))
+
+
+def metric_symbol(name: str) -> str:
+    """Return the title of an axis: a formula if there is one."""
+    return SYMBOLS.get(name, metric_title(name))
 
 
 def with_error(value: float, error: float, digits: str = ".3e") -> str:
