@@ -25,6 +25,7 @@ from perron.report import curves, facts, networks
 from perron.studies.conclusions import conclude
 from perron.studies.runner import Outcome, read_study
 from perron.studies.spec import Study, load, shipped
+from perron.studies.toml import to_toml
 
 LIMIT = 10_000_000
 
@@ -194,7 +195,7 @@ def test_a_step_of_its_own_for_each_topology_is_no_choice(tmp_path):
 @pytest.mark.parametrize("name", shipped())
 def test_the_study_file_in_the_page_is_the_study(name):
     study = load(name)
-    assert Study.model_validate(tomllib.loads(facts.toml(study))) == study
+    assert Study.model_validate(tomllib.loads(to_toml(study))) == study
     assert facts.command(study) == (f"perron study run {name}", False)
 
 
@@ -205,7 +206,7 @@ def test_study_file_survives_odd_texts():
         "topologies": [{"name": "random", "probability": 0.5}],
     }
     study = Study.model_validate(odd | {"problem": {"kind": "logistic", "batch": "all"}})
-    assert Study.model_validate(tomllib.loads(facts.toml(study))) == study
+    assert Study.model_validate(tomllib.loads(to_toml(study))) == study
     assert facts.command(study) == ("perron study run small.toml", True)
 
 

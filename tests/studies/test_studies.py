@@ -24,9 +24,10 @@ from perron.networks import topologies
 from perron.problems import Quadratic
 from perron.studies import conclusions, results
 from perron.studies import runner as experiment
+from perron.studies._values import parse
 from perron.studies.job import Job, execute, perform
 from perron.studies.runner import read_study, run_study
-from perron.studies.spec import Study, load, parse, shipped
+from perron.studies.spec import Study, load, shipped
 
 
 @pytest.fixture

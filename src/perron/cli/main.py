@@ -26,6 +26,7 @@ from perron.cli.launch import SCRIPT_OPTIONS, launch
 from perron.cli.links import links
 from perron.cli.options import flag
 from perron.cli.report import report
+from perron.cli.tune import tune
 from perron.cli.watch import watch
 from perron.errors import FailedError, PerronError
 
@@ -44,6 +45,7 @@ app.command(rich_help_panel=NETWORKS)(algorithms)
 app.command(rich_help_panel=STUDIES)(demo)
 app.command(rich_help_panel=STUDIES)(report)
 app.command(rich_help_panel=STUDIES)(watch)
+app.command(rich_help_panel=STUDIES)(tune)
 app.add_typer(study.app, name="study", rich_help_panel=STUDIES)
 app.add_typer(data.app, name="data", rich_help_panel=STUDIES)
 app.command(rich_help_panel=THEORY)(advise)

@@ -108,8 +108,9 @@ def check(study: StudyName, changes: Changes = None, as_json: Json = False) -> N
     perron study check demo
     perron study check examples/own_study.toml --set trials=5
     """
+    from perron.studies._values import parse
     from perron.studies.job import cost
-    from perron.studies.spec import load, parse
+    from perron.studies.spec import load
 
     loaded = load(study, parse(changes or []))
     gradients = sum(cost(run) for run in loaded.runs)
@@ -148,8 +149,9 @@ def run(
     perron study run my-study.toml --on ray --address auto
     perron study run my-study.toml --on slurm --slurm partition=short --slurm time=60
     """
+    from perron.studies._values import parse
     from perron.studies.executors import create
-    from perron.studies.spec import load, parse
+    from perron.studies.spec import load
 
     loaded = load(study, parse(changes or []))
     executor = create(on, workers=workers, address=address, slurm=parse(slurm or [], "--slurm"))
@@ -223,7 +225,7 @@ def compare(
     perron study compare results/a --y consensus_error_sq --panels topology --columns two
     """
     from perron.studies import compare as compared
-    from perron.studies.spec import parse
+    from perron.studies._values import parse
 
     options = {"x": x, "y": y, "panels": panels, "target": target, "columns": columns, "latex": latex}
     found = compared(folders, **options, where=parse(where or [], "--where"))

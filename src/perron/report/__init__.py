@@ -33,6 +33,7 @@ from perron.report import curves, facts, networks
 from perron.studies.conclusions import conclude
 from perron.studies.conclusions.base import Conclusion
 from perron.studies.results import Outcome, read_manifest, read_study
+from perron.studies.toml import to_toml
 
 HERE = Path(__file__).parent
 NUMBERS = 300_000  # in all curves of a page together: about 3 MB
@@ -129,7 +130,7 @@ def _section(
         "facts": facts.run_facts(outcome, manifest),
         "duration": format_duration(outcome.seconds, decimals=1),
         "runs": len(study.runs),
-        "toml": facts.toml(study),
+        "toml": to_toml(study),
         "command": command,
         "own_file": own_file,
         "tables": {title: _cells(cells) for title, cells in found.tables.items()},

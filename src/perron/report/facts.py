@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-import json
-import re
-from typing import Any
-
 from perron.errors import PerronError
 from perron.monitor.progress import format_duration
 from perron.studies.conclusions.text import OPTIONS, VARYING
 from perron.studies.results import Manifest, Outcome
 from perron.studies.run import Run
-from perron.studies.spec import INTERNAL, Study, load, shipped
-
-TABLES = ("nodes", "lr", "problem")
+from perron.studies.spec import Study, load, shipped
 
 
 def run_facts(outcome: Outcome, manifest: Manifest) -> dict[str, str]:
@@ -74,45 +68,3 @@ def command(study: Study) -> tuple[str, bool]:
     except PerronError:  # a shipped study of that name that has changed
         pass
     return f"perron study run {study.name}.toml", True
-
-
-def toml(study: Study) -> str:
-    """Return the study as a file that perron reads, without the keys that are not set."""
-    content = {
-        key: value for key, value in study.model_dump(mode="json", exclude=INTERNAL).items() if value is not None
-    }
-    if "batch" in content["problem"] and content["problem"]["batch"] is None:
-        content["problem"]["batch"] = "all"
-    for key in ("nodes", "lr"):
-        if list(content[key]) == ["default"]:
-            content[key] = content[key]["default"]
-    tables = {key: content.pop(key) for key in TABLES if isinstance(content[key], dict)}
-    lines = [f"{key} = {_value(value)}" for key, value in content.items()]
-    for name, table in tables.items():
-        lines += [
-            "",
-            f"[{name}]",
-            *(f"{_key(key)} = {_value(value)}" for key, value in table.items() if value is not None),
-        ]
-    return "\n".join(lines) + "\n"
-
-
-def _key(key: str) -> str:
-    return key if re.fullmatch(r"[A-Za-z0-9_-]+", key) else _value(key)
-
-
-def _value(value: Any) -> str:
-    if isinstance(value, dict):
-        if set(value) == {"name"}:
-            return _value(value["name"])
-        return "{ " + ", ".join(f"{_key(key)} = {_value(entry)}" for key, entry in value.items()) + " }"
-    if isinstance(value, list):
-        return (
-            _value(value[0])
-            if len(value) == 1 and not isinstance(value[0], dict)
-            else "[" + ", ".join(map(_value, value)) + "]"
-        )
-    if isinstance(value, str):
-        text = json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
-        return '"""\n' + text[1:-1].replace("\\n", "\n") + '"""' if "\\n" in text and "\\\\n" not in text else text
-    return json.dumps(value)

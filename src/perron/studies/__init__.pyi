@@ -11,3 +11,5 @@ from .runner import run_study as run_study
 from .spec import Study as Study
 from .spec import load as load
 from .spec import shipped as shipped
+from .tuner import tune as tune
+from .tuning import Tune as Tune

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tomllib
 from collections.abc import Mapping
 from itertools import product
 from typing import Annotated, Any, Literal, TypeVar
@@ -9,6 +10,7 @@ from typing import Annotated, Any, Literal, TypeVar
 from pydantic import BaseModel, BeforeValidator, Field
 
 from perron._registry import validate
+from perron.errors import PerronError
 from perron.studies.run import Choice
 
 Scalar = bool | int | float | str | None
@@ -31,7 +33,8 @@ def _chosen(value: Any) -> Any:
 
 
 T = TypeVar("T")
-Rate = Annotated[float, Field(gt=0, allow_inf_nan=False)] | Literal["default"]
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Rate = Positive | Literal["default"]
 Many = Annotated[list[T], BeforeValidator(listed), Field(min_length=1)]
 Choices = Annotated[list[Choice], BeforeValidator(_chosen), Field(min_length=1)]
 
@@ -60,3 +63,29 @@ def entry_at(table: Mapping[str, list[Any]], topology: str, weights: str) -> lis
     """Return the entry of a table by topology, or by topology and weights."""
     keys = (f"{topology}/{weights}", topology, "default")
     return next((table[key] for key in keys if key in table), [])
+
+
+def parse(pairs: list[str], option: str = "--set") -> dict[str, Any]:
+    """Parse ``key=value`` texts whose values are TOML or plain words."""
+    changes = {}
+    for pair in pairs:
+        key, equals, value = pair.partition("=")
+        if not equals or not key:
+            example = "lr=0.01 or problem.batch=50" if option == "--set" else "time=60"
+            raise PerronError(f"{option} takes KEY=VALUE, as {example}; got {pair!r}.")
+        try:
+            changes[key.strip()] = tomllib.loads(f"value = {value}")["value"]
+        except tomllib.TOMLDecodeError:
+            changes[key.strip()] = value.strip()
+    return changes
+
+
+def change(content: dict[str, Any], key: str, value: Any) -> None:
+    """Set a key of a study file, as ``problem.batch``."""
+    *tables, last = key.split(".")
+    for table in tables:
+        inner = content.setdefault(table, {})
+        if not isinstance(inner, dict):
+            raise PerronError(f"{key} cannot be set: {table} is {inner!r}, not a table.")
+        content = inner
+    content[last] = value

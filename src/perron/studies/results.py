@@ -72,7 +72,7 @@ class RunFacts(BaseModel):
     sha256: str = ""  # of the table
 
 
-@dataclass
+@dataclass(repr=False)
 class Outcome:
     """The results of a study.
 
@@ -100,6 +100,9 @@ class Outcome:
     kept: Path | None = None
     written: bool = True
     manifest: Manifest | None = None
+
+    def __repr__(self) -> str:
+        return f"<Outcome of {self.study.name!r}: {self.done} of {len(self.study.runs)} runs, in {self.folder}>"
 
     @property
     def finished(self) -> bool:

@@ -76,7 +76,7 @@ class Run(BaseModel):
     network_seed: int
     algorithm: str
     algorithm_options: dict[str, Any]
-    lr: float | Literal["default"]
+    lr: float | Literal["default", "tune"]
     equal_effective_step: bool
     steps: int
     horizon: float | None
@@ -102,7 +102,7 @@ class Run(BaseModel):
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
     def __str__(self) -> str:
-        step = f"lr {self.lr:g}" if isinstance(self.lr, float) else "default lr"
+        step = f"lr {self.lr:g}" if isinstance(self.lr, float) else f"lr = {self.lr!r}"
         links = f", links {options}" if (options := Links(**self.links)) else ""
         return f"{self.algorithm} on {self.topology}({self.nodes}), {self.weights}, {step}, seed {self.seed}{links}"
 
@@ -141,6 +141,8 @@ class Run(BaseModel):
 
     def rate(self, algorithm: Algorithm, network: Network, smoothness: float | None) -> tuple[float, int]:
         """Return the learning rate and the number of steps."""
+        if self.lr == "tune":
+            raise PerronError("no learning rate was found: all candidates diverged or failed. Set lr, or tune.grid.")
         if self.lr == "default":
             if smoothness is None:
                 raise PerronError("Without a smoothness constant of the problem there is no default step: set lr.")

@@ -22,7 +22,9 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 from perron._storage.atomic import PART, make_own_directory
 from perron._storage.lockfile import exclusive_lock
@@ -83,6 +85,20 @@ def run_study(
     code or another study, is kept (`Outcome.kept`).
     """
     folder = Path(folder)
+    if study.is_tuned:
+        from perron.studies.tuner import tune
+
+        options: dict[str, Any] = {
+            "workers": workers,
+            "executor": executor,
+            "pool": pool,
+            "news": news,
+            "notice": notice,
+        }
+        tuning = tune(study, folder / "tuning", partial(run_study, **options))
+        study = tuning.study
+        if notice:
+            notice(" ".join(tuning.conclusion.sentences))
     started, clock = datetime.now(UTC), time.monotonic()
     executor = executor or pool or Local(workers=workers)
     local = isinstance(executor, Local)

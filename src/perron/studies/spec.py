@@ -36,6 +36,7 @@ from pydantic import (
 )
 
 from perron._registry import NAME, format_errors, lookup, options_model, unknown, validate
+from perron._storage.atomic import write_bytes
 from perron.algorithms import ALGORITHMS
 from perron.algorithms.moves import Moving
 from perron.algorithms.unreliable import Links
@@ -49,10 +50,12 @@ from perron.networks import topologies
 from perron.networks.mixing import RULES
 from perron.simulation.metrics import chosen
 from perron.studies import own
-from perron.studies._values import Choices, Many, Rate, Scalar, combinations, entry_at, listed, own_settings
+from perron.studies._values import Choices, Many, Rate, Scalar, change, combinations, entry_at, listed, own_settings
 from perron.studies.conclusions import CONCLUSIONS
 from perron.studies.figure import Figure
 from perron.studies.run import ON_DATA, PROBLEMS, Choice, Run, algorithm_of, problem_maker
+from perron.studies.toml import INTERNAL, to_toml
+from perron.studies.tuning import Tune, place_of, varying_options, with_rate
 
 # What options of problems may name: of networks for images, and of linear models on data.
 NAMES: dict[str, Mapping[str, Any]] = {
@@ -65,7 +68,6 @@ NAMES_ON_DATA = {
     "data": dict.fromkeys([*TABLES, "synthetic", "file:PATH"]),
     "partition": PARTITIONS | {"column:NAME": None},
 }
-INTERNAL = {"folder", "sources", "sizes"}  # keys that perron writes
 READING = "reading"  # context of the validation of a study that was run before
 SHARED = (  # keys that all runs of a study have in common
     "equal_effective_step", "steps", "horizon", "every", "trials", "metrics", "final_metrics", "precision", "device",
@@ -95,7 +97,8 @@ class Study(BaseModel):
             option ``move`` is a name from `perron.algorithms.MOVES` or a table, as
             ``{ name = "adamw", weight_decay = 0.1, clip = 1.0 }``.
         lr: learning rates, or ``"default"`` for each algorithm's own rule; or a table of them by topology, with ``default`` for
-            the others.
+            the others. ``"tune"``: those in the table ``tuned``, or found before the study runs (`perron.studies.tune`).
+        tune, tuned: how learning rates are found (`perron.studies.Tune`); those that `perron tune` has found.
         warmup, decay: the number of steps over which lr grows to its value, and ``"cosine"`` if it falls to zero until the last
             step.
         rounds: exchanges in a step.
@@ -132,7 +135,9 @@ class Study(BaseModel):
     weights: Many[str] = Field(default_factory=lambda: ["random_integer"])
     network_seed: Many[Annotated[int, Field(ge=0)]] = Field(default_factory=lambda: [0])
     algorithms: Choices = Field(default_factory=lambda: [Choice(name="push_pull")])
-    lr: dict[str, Many[Rate]] = Field(default={"default": ["default"]}, validate_default=True)
+    lr: dict[str, Many[Rate | Literal["tune"]]] = Field(default={"default": ["default"]}, validate_default=True)
+    tune: Tune = Field(default_factory=Tune)
+    tuned: dict[str, Annotated[float, Field(gt=0, allow_inf_nan=False)]] = Field(default_factory=dict)
     warmup: Annotated[int, Field(ge=0)] = 0
     decay: Literal["none", "cosine"] = "none"
     rounds: Annotated[int, Field(ge=1)] = 1
@@ -273,6 +278,12 @@ class Study(BaseModel):
             rates = own_settings(choice)[1].lr
             if any("default" in one for one in ([rates] if rates else self.lr.values())):
                 self._check_default_step(choice)
+        if any("tune" in rates for rates in self.lr.values()) and self.lr != {"default": ["tune"]}:
+            raise ValueError('lr: "tune" stands alone; for fixed values give the algorithms an lr of their own')
+        if self.tuned:
+            places = dict.fromkeys(place_of(run, self.varying) for run in self.runs)
+            for name in self.tuned:
+                lookup(name, places, "group of runs for tuned")
         for requirement in CONCLUSIONS[self.conclusion].requirements:
             if lacking := requirement(self):
                 raise ValueError(f"conclusion: {self.conclusion} needs {lacking}")
@@ -309,7 +320,17 @@ class Study(BaseModel):
                         **shared | ({"rounds": instead.rounds} if instead.rounds else {}),
                     )  # fmt: skip
                     found.append(run)
-        return list({run.key: run for run in found}.values())
+        return list({run.key: run for run in (with_rate(run, self.tuned, self.varying) for run in found)}.values())
+
+    @property
+    def varying(self) -> set[str]:
+        """The options of the problem and of links that have several values."""
+        return varying_options(self.problem, self.links)
+
+    @property
+    def is_tuned(self) -> bool:
+        """Whether learning rates have to be found first."""
+        return any("tune" in rates for rates in self.lr.values()) and any(run.lr == "tune" for run in self.runs)
 
     def _sizes(self, topology: Choice) -> dict[str, list[int]]:
         """The numbers of nodes of a topology; a file has one."""
@@ -333,6 +354,14 @@ class Study(BaseModel):
         files = any(own.is_file(entry) for value in self.problem.values() for entry in listed(value))
         return files or bool(names - {*PROBLEMS, *topologies.NAMES, *ALGORITHMS})
 
+    def save(self, path: str | Path) -> Path:
+        """Write the study as a file, which `load` reads; the paths of files in it are relative to that file."""
+        return write_bytes(path, to_toml(self).encode())
+
+    def __repr__(self) -> str:
+        algorithms = ", ".join(choice.label for choice in self.algorithms)
+        return f"<Study {self.name!r}: {algorithms:.80}; conclusion {self.conclusion!r}>"
+
     @cached_property
     def fixed(self) -> Study:
         """The study with sources and sizes, so that its results can be read when these files are not there."""
@@ -352,7 +381,7 @@ def load(name_or_file: str | Path, changes: Mapping[str, Any] | None = None) -> 
     except tomllib.TOMLDecodeError as error:
         raise PerronError(f"{path} is not a TOML file: {error}.") from None
     for key, value in (changes or {}).items():
-        _change(content, key, value)
+        change(content, key, value)
     try:
         study = Study.model_validate({"name": path.stem, "folder": str(path.parent.absolute())} | content)
         return study if study.uses_own else study.model_copy(update={"folder": ""})
@@ -376,28 +405,3 @@ def shipped() -> dict[str, Path]:
     """Return the files of the studies that ship with perron, by name."""
     folder = Path(str(resources.files("perron"))) / "studies" / "shipped"
     return {path.stem: path for path in sorted(folder.glob("*.toml"))}
-
-
-def parse(pairs: list[str], option: str = "--set") -> dict[str, Any]:
-    """Parse ``key=value`` texts whose values are TOML or plain words."""
-    changes = {}
-    for pair in pairs:
-        key, equals, value = pair.partition("=")
-        if not equals or not key:
-            example = "lr=0.01 or problem.batch=50" if option == "--set" else "time=60"
-            raise PerronError(f"{option} takes KEY=VALUE, as {example}; got {pair!r}.")
-        try:
-            changes[key.strip()] = tomllib.loads(f"value = {value}")["value"]
-        except tomllib.TOMLDecodeError:
-            changes[key.strip()] = value.strip()
-    return changes
-
-
-def _change(content: dict[str, Any], key: str, value: Any) -> None:
-    *tables, last = key.split(".")
-    for table in tables:
-        inner = content.setdefault(table, {})
-        if not isinstance(inner, dict):
-            raise PerronError(f"{key} cannot be set: {table} is {inner!r}, not a table.")
-        content = inner
-    content[last] = value

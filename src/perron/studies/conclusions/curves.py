@@ -134,7 +134,7 @@ def _conclude(table: Table, figure: Figure, goals: Mapping[str, float], metrics:
         raise PerronError(f"No run has {figure.x}: x = {figure.x!r} would be empty. Choose another x, as x = 'steps'.")
     goal = goals.get(y) if figure.target is None else figure.target
     parts, rest = split(table, figure)
-    found = [(panel, curves_of(part, panel, rest, x=x, y=y, goal=goal)) for panel, part in parts]
+    found = [(panel, curves_of(part, panel, rest, x=x, y=y, target=goal)) for panel, part in parts]
     every = [curve for _, own in found for curve in own]
     unit, prefix = _unit(every) if x == "bytes" else (1.0, "")
     x_title = f"{prefix}B sent" if x == "bytes" else X_TITLES.get(x, text.metric_title(x))
@@ -156,8 +156,8 @@ def _conclude(table: Table, figure: Figure, goals: Mapping[str, float], metrics:
         log_y=log, **paper,
     )  # fmt: skip
     figures = {"curves": chart}
-    if any(len(_grid(curve)) > 1 for curve in every):
-        grids = [Panel(_title(panel), [_grid_line(curve, ceiling, log=log) for curve in own]) for panel, own in found]
+    grids = [Panel(_title(panel), [_grid_line(curve, ceiling, log=log) for curve in own]) for panel, own in found]
+    if any(len(line.x) > 1 for panel in grids for line in panel.lines):
         figures["by-lr"] = replace(
             chart, panels=grids, title="The sweep: the end of each run, over the learning rate", x="learning rate",
             log_x=True, marks="points",
@@ -273,12 +273,18 @@ def _cells(row: Row, y: str, x_title: str, unit: float) -> dict[str, str]:
     elif row["edge"]:
         remarks.append("edge of the grid: extend it")
     x = row[list(row)[list(row).index("error") + 1]]
-    cells |= {"algorithm": row["algorithm"], "best lr": f"{row['lr']:.4g}" if isfinite(row["lr"]) else row["setting"]}
+    cells |= {"algorithm": row["algorithm"], "best lr": _best(row)}
     cells |= {"of": str(row["candidates"]), text.metric_title(y): "" if row["failed"] else _plain(row[y])}
     cells |= {"standard error": "" if row["failed"] else _plain(row["error"]), x_title: f"{x / unit:.6g}"}
     if row["to_target"] is not None:
         cells["to the target"] = f"{row['to_target'] / unit:.6g}" if isfinite(row["to_target"]) else "not reached"
     return cells | {"diverged at lr": ", ".join(row["diverged"]), "remark": "; ".join(remarks)}
+
+
+def _best(row: Row) -> str:
+    if row["failed"]:
+        return "none"
+    return f"{row['lr']:.4g}" if isfinite(row["lr"]) else row["setting"]
 
 
 def _plain(value: float) -> str:

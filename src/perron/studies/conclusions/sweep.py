@@ -32,7 +32,7 @@ class Candidate:
         x, mean, error: ``(records,)``.
         runs: how many there are; ``diverged`` and ``interrupted``: how many of them did not end as they should.
         end: the mean over the last tenth of the records; nan if it is not finite.
-        reached: the first x from which on the mean is as good as the goal; inf if it never is.
+        reached: the first x from which on the mean stays as good as the target; inf if it does not.
     """
 
     setting: str
@@ -106,15 +106,15 @@ def _chosen(table: Table, where: Mapping[str, list[Any]]) -> Table:
 
 
 def curves_of(
-    part: Table, panel: Mapping[str, Any], rest: list[str], *, x: str, y: str, goal: float | None
+    part: Table, panel: Mapping[str, Any], rest: list[str], *, x: str, y: str, target: float | None
 ) -> list[Curve]:
     """Return the curves of a panel: an algorithm each, and each value of the columns ``rest``."""
     found = []
     for values, same in part.groupby(rest, sort=False, dropna=False) if rest else [((), part)]:
         others = text.describe(dict(zip(rest, values, strict=True)))
         for label, _, own in by_algorithm(same):
-            candidates = [_candidate(runs, x, y, goal) for _, runs in own.groupby("lr_setting", sort=False)]
-            best = min(candidates, key=lambda one: _badness(one, y, goal))
+            candidates = [candidate_of(runs, x, y, target) for _, runs in own.groupby("lr_setting", sort=False)]
+            best = min(candidates, key=lambda one: badness(one, y, target))
             found.append(Curve(", ".join(filter(None, (label, others))), panel, candidates, best))
     if len(found) > MAX_LINES:
         key = f'panels = ["{rest[0]}"]' if rest else "where = { algorithm = [...] }"
@@ -125,13 +125,14 @@ def curves_of(
     return found
 
 
-def _badness(one: Candidate, y: str, goal: float | None) -> tuple[bool, float, float]:
-    """The order of candidates: those in which no run diverged, then the first at the goal, then the best at the end."""
+def badness(one: Candidate, y: str, target: float | None) -> tuple[bool, float, float]:
+    """Return the order of candidates: first those without a run that diverged, then by the target, then by the end."""
     end = -one.end if larger_is_better(y) else one.end
-    return one.diverged > 0, one.reached if goal is not None else 0.0, end if isfinite(end) else inf
+    return one.diverged > 0, one.reached if target is not None else 0.0, end if isfinite(end) else inf
 
 
-def _candidate(part: Table, x: str, y: str, goal: float | None) -> Candidate:
+def candidate_of(part: Table, x: str, y: str, target: float | None) -> Candidate:
+    """Return the candidate of a part of a results table that has one learning rate."""
     runs = [_run(run, x, y) for _, run in part.groupby("run", sort=False)]
     steps = max((run[0] for run in runs), key=len)
     first = part.drop_duplicates("run")
@@ -139,7 +140,7 @@ def _candidate(part: Table, x: str, y: str, goal: float | None) -> Candidate:
     if stopped.any():  # known only up to where it was interrupted
         known = steps <= min(run[0][-1] for run, cut in zip(runs, stopped, strict=True) if cut)
         steps = steps[known]
-    # A run that ended at its goal, or that was recorded less often, keeps its last value.
+    # A run that ended at its target, or that was recorded less often, keeps its last value.
     records = [np.searchsorted(run[0], steps, side="right") - 1 for run in runs]
     samples = [run[2][at] for run, at in zip(runs, records, strict=True)]
     spent = [np.where(steps <= run[0][-1], run[1][at], np.nan) for run, at in zip(runs, records, strict=True)]
@@ -155,12 +156,15 @@ def _candidate(part: Table, x: str, y: str, goal: float | None) -> Candidate:
         count = values.shape[1]
         mean = values.mean(axis=1)
         error = values.std(axis=1, ddof=1) / sqrt(count) if count > 1 else np.full(len(mean), np.nan)
-        good = np.zeros(len(mean), bool) if goal is None else mean >= goal if larger_is_better(y) else mean <= goal
+        good = (
+            np.zeros(len(mean), bool) if target is None else mean >= target if larger_is_better(y) else mean <= target
+        )
         end = float(mean[-max(1, len(mean) // 10) :].mean())
+    steady = int(np.logical_and.accumulate(good[::-1]).sum())  # records at the end that are all as good as the target
     return Candidate(
         str(first["lr_setting"].iloc[0]), float(first["lr"].iloc[0]), xs, mean, error, len(runs), count,
         sum(_diverged(own) for _, _, own in runs), int(stopped.sum()), end if isfinite(end) else np.nan,
-        float(xs[good.argmax()]) if good.any() else inf,
+        float(xs[len(good) - steady]) if steady else inf,
     )  # fmt: skip
 
 
