@@ -23,6 +23,8 @@ from perron.simulation.metrics import Metric, Snapshot, bytes_sent, chosen, larg
 if TYPE_CHECKING:
     import pandas as pd
 
+    from perron.simulation.simulator import Simulation
+
 MOST = 10_000_000  # records of a run
 FORMAT = 1  # of the file of a history
 KINDS = ("values", "costs")
@@ -265,3 +267,17 @@ def recorded(steps: int, every: int | Literal["log"] | None) -> set[int]:
             f"Choose every = {-(-steps // MOST)} or more."
         )
     return {steps, *range(0, steps + 1, every or max(1, steps // 200))}
+
+
+def about_run(simulation: Simulation, steps: int, recorder: Recorder) -> dict[str, Any]:
+    """Return the settings of a run."""
+    rate = simulation.rate
+    return {
+        "algorithm": simulation.algorithm.about.title,
+        "network": simulation.mixing.name,
+        "nodes": simulation.mixing.nodes,
+        "lr": rate if isinstance(rate, float | int) else "schedule" if callable(rate) else "per node",
+        "seed": simulation.seed,
+        "steps": steps,
+        "until": dict(recorder.until),
+    }

@@ -44,7 +44,7 @@ from perron.simulation._inputs import (
 )
 from perron.simulation._oracle import Oracle
 from perron.simulation.checkpoint import RunCheckpoint
-from perron.simulation.history import History, Recorder, recorded
+from perron.simulation.history import History, Recorder, about_run, recorded
 from perron.simulation.metrics import Metric, Snapshot, Traffic, converted_traffic
 from perron.simulation.node import SimulatedNode
 
@@ -362,17 +362,4 @@ def simulate(
                     file.save(running, recorder, force=running.step == steps or recorder.reached)
         except KeyboardInterrupt:
             interrupted = True
-    return recorder.history(simulation.numbers, _about(simulation, steps, recorder), interrupted=interrupted)
-
-
-def _about(simulation: Simulation, steps: int, recorder: Recorder) -> dict[str, Any]:
-    rate = simulation.rate
-    return {
-        "algorithm": simulation.algorithm.about.title,
-        "network": simulation.mixing.name,
-        "nodes": simulation.mixing.nodes,
-        "lr": rate if isinstance(rate, float | int) else "schedule" if callable(rate) else "per node",
-        "seed": simulation.seed,
-        "steps": steps,
-        "until": dict(recorder.until),
-    }
+    return recorder.history(simulation.numbers, about_run(simulation, steps, recorder), interrupted=interrupted)
