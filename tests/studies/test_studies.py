@@ -100,7 +100,7 @@ def test_algorithms_and_topologies_take_options(quick):
         ({"stepz": 5}, "There is no key 'stepz'; did you mean 'steps'"),
         ({"steps": -1}, r"steps: .*greater than or equal to 0; got -1"),
         ({"steps": "many"}, r"steps: .*got 'many'"),
-        ({"lr": 0}, r"lr\.default\.0.*greater than 0 or 'default'; got 0"),
+        ({"lr": 0}, r"lr\.default\.0.*greater than 0 or 'default' or 'tune'; got 0"),
         ({"lr": float("nan")}, "lr"),
         ({"topologies": ["exponentail"]}, "topologies: .*did you mean 'exponential'"),
         ({"topologies": [{"name": "ring", "chords": 3}]}, "topologies.*chords"),
@@ -562,7 +562,7 @@ def test_every_conclusion_of_a_real_run_is_written(quick, tmp_path, conclusion):
     outcome = run_study(load(quick, change), tmp_path / "out")
     assert outcome.finished, outcome.failed
     paths = conclusions.write(outcome, conclusions.conclude(outcome))
-    assert {path.suffix for path in paths} == {".png", ".pdf", ".json", ".md"}
+    assert {path.suffix for path in paths} == {".png", ".pdf", ".json", ".md", ".csv", ".tex"}
     assert all(path.stat().st_size > 100 for path in paths)
     summary = json.loads((tmp_path / "out" / "summary.json").read_text(), parse_constant=pytest.fail)
     assert summary["sentences"]

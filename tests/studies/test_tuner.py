@@ -18,8 +18,8 @@ from perron.studies.tuner import tune
 
 TUNED = {
     "name": "mine", "conclusion": "curves", "topologies": "ring", "nodes": 4, "weights": "uniform",
-    "algorithms": ["push_pull", "dsgd"], "lr": "tune", "steps": 60, "every": 3, "trials": 2, "seeds": [0, 5], "problem": {"kind": "quadratic", "dim": 3},
-    "tune": {"grid": [0.03, 0.1, 0.3]},
+    "algorithms": ["push_pull", "dsgd"], "lr": "tune", "steps": 60, "every": 3, "trials": 2, "seeds": [0, 5],
+    "problem": {"kind": "quadratic", "dim": 3}, "tune": {"grid": [0.03, 0.1, 0.3]},
 }  # fmt: skip
 
 

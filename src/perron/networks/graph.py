@@ -18,6 +18,7 @@ from scipy.sparse.csgraph import breadth_first_order, connected_components
 from perron._typing import IntArray
 from perron.errors import GraphError, brief, listed
 from perron.networks._checks import check_labels, check_nodes, to_pairs, to_positions
+from perron.networks.layout import to_svg
 
 if TYPE_CHECKING:
     import networkx as nx
@@ -320,6 +321,10 @@ class Graph:
 
     def __repr__(self) -> str:
         return f"<Graph {self.name}: {self.nodes} nodes, {self._links.nnz} edges, {len(self.self_loops)} self-loops>"
+
+    def _repr_svg_(self) -> str | None:
+        """A drawing for notebooks; None if the graph is too large for one."""
+        return to_svg(self)
 
 
 def as_graph(value: Any) -> Any:

@@ -29,6 +29,7 @@ from perron.networks._weights import (
     metropolis,
 )
 from perron.networks.graph import Graph
+from perron.networks.layout import to_html
 from perron.networks.stochastic import (
     Matrix,
     check_entries,
@@ -370,6 +371,8 @@ matrices are row-stochastic, which lets the nodes agree, but on a wrong point. D
         kind = "sparse" if issparse((self.sequences[0] or self.sequences[1])[0]) else "dense"
         varying = f", period {self.period}" if self.period > 1 else ""
         return f"<Mixing of {self.nodes} nodes: {', '.join(filter(None, [self.name, kind]))}{varying}>"
+
+    _repr_html_ = to_html  # for notebooks
 
 
 def _as_sequence(matrices: Any, axis: int) -> list[csr_array]:

@@ -1,8 +1,9 @@
 """Figures: graphs, curves and tables, written as PNG, PDF or SVG by the suffix of the path."""
 
+from perron.networks.layout import layout, link_bend, node_radius, split_links
 from perron.plots.base import BLUE, COLORS, FORMATS, GREY, INK, PALE, Picture, html_table, save, to_svg
 from perron.plots.charts import PAGE_COLUMNS, Chart, HeatMaps, Line, Panel, curves
-from perron.plots.graphs import Drawing, draw, layout, link_bend, node_radius, split_links
+from perron.plots.graphs import Drawing, draw
 
 __all__ = [
     "BLUE", "COLORS", "FORMATS", "GREY", "INK", "PAGE_COLUMNS", "PALE", "Chart", "Drawing", "HeatMaps", "Line", "Panel",
