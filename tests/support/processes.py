@@ -2,9 +2,12 @@
 
 import ast
 import json
+import multiprocessing
 import os
+import runpy
 import subprocess
 import sys
+import tempfile
 import time
 import traceback
 from pathlib import Path
@@ -31,14 +34,43 @@ def started(script, n, folder, *arguments):
 
 
 def launched(script, n, folder, *arguments, timeout=HANG):
-    """Run it to its end; outputs, errors and exit codes."""
+    """Run it to its end; outputs, errors and exit codes. Processes are forked from one that has imported torch and perron."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(
+        ["perron.distributed.optimizer", "perron.simulation.simulator", "perron.studies.run"]
+    )
     deadline = time.monotonic() + timeout
-    processes = started(script, n, folder, *arguments)
-    try:
-        return [(*one.communicate(timeout=deadline - time.monotonic()), one.returncode) for one in processes]
-    finally:
+    with tempfile.TemporaryDirectory() as said:
+        files = [(Path(said) / f"{rank}.out", Path(said) / f"{rank}.err") for rank in range(n)]
+        commands = [[str(HERE / script), str(rank), str(n), str(folder), *arguments] for rank in range(n)]
+        processes = [
+            context.Process(target=_run_script, args=(command, *files[rank], dict(os.environ)))
+            for rank, command in enumerate(commands)
+        ]
         for one in processes:
-            one.kill()
+            one.start()
+        try:
+            for one in processes:
+                one.join(max(0, deadline - time.monotonic()))
+            hung = [rank for rank, one in enumerate(processes) if one.is_alive()]
+            assert not hung, f"{script}: processes {hung} still run after {timeout} s"
+            return [
+                (out.read_text(), error.read_text(), one.exitcode)
+                for one, (out, error) in zip(processes, files, strict=True)
+            ]
+        finally:
+            for one in processes:
+                one.kill()
+
+
+def _run_script(command, out, error, environment):
+    """In a forked process: run a script as Python does."""
+    os.environ.clear()
+    os.environ.update(environment)
+    for path, stream in ((out, 1), (error, 2)):
+        os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), stream)
+    sys.argv, sys.path[0:0] = command, [str(HERE)]
+    runpy.run_path(command[0], run_name="__main__")
 
 
 # ---- functions named check_... of a script, which all processes of a group run together
