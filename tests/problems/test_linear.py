@@ -2,6 +2,7 @@
 
 import itertools
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +11,7 @@ import scipy.optimize
 import torch
 
 import perron
+from perron.algorithms import ALGORITHMS, SAGA, Proximal, PushPull, RobustPushPull
 from perron.data import partition
 from perron.errors import PerronError
 from perron.problems import LinearModel, _optimum
@@ -74,7 +76,7 @@ def test_losses_and_gradients_of_loops(loss, l1):
     found = problem.local_grads(x)
     for trial, node in itertools.product(range(2), range(n)):
         own = x[trial, node].clone().requires_grad_()
-        (grad,) = torch.autograd.grad(node_loss(loss, own, node, l1=l1), own)
+        (grad,) = torch.autograd.grad(node_loss(loss, own, node), own)  # without l1
         torch.testing.assert_close(found[trial, node], grad, rtol=1e-12, atol=1e-13)
     for one in x[:, 0]:
         whole = sum(sample_loss(loss, one, k) for k in range(COUNT)) / COUNT + regularizer(one, l1=l1)
@@ -82,6 +84,9 @@ def test_losses_and_gradients_of_loops(loss, l1):
         each = torch.stack([problem.of_node(node).loss(one) for node in range(n)])
         torch.testing.assert_close(each.mean(), whole, rtol=1e-13, atol=0)
         torch.testing.assert_close(each[1], node_loss(loss, one, 1, l1=l1), rtol=1e-13, atol=0)
+        own = one.clone().requires_grad_()
+        (grad,) = torch.autograd.grad(problem.loss(own), own)  # with l1: differentiable where no coordinate is zero
+        torch.testing.assert_close(problem.full_grad(one), grad, rtol=1e-12, atol=1e-13)
     torch.testing.assert_close(problem.loss(x), torch.stack([problem.loss(row) for row in x]))
 
 
@@ -253,6 +258,63 @@ def test_push_pull_finds_the_optimum():
     assert history.mean("suboptimality")[0] == pytest.approx(float(problem.loss(zero) - problem.loss(problem.optimum)))
     assert history.mean("distance_sq")[-1] < 1e-24
     assert abs(history.mean("suboptimality")[-1]) < 1e-15
+
+
+def lasso(nodes=6):
+    return LinearModel.from_data(nodes, kind="lasso", data="synthetic", samples=300, dim=10, l1=0.1, partition="sorted")
+
+
+@pytest.mark.parametrize("name", ["push_pull_atc", "push_pull_pu", "next", "aug_dgm", "push_diging"])
+def test_proximal_methods_find_the_lasso(name):
+    problem, algorithm = lasso(), replace(ALGORITHMS[name], move=Proximal())
+    assert 0 < int((problem.optimum == 0).sum()) < problem.dim
+    mixing = (
+        perron.Mixing.metropolis(perron.topologies.undirected_grid(6, rows=2))
+        if algorithm.about.matrices.startswith("W")
+        else perron.Mixing.random_integer(perron.topologies.exponential(6), seed=0)
+    )
+    metrics = ["distance_max", "suboptimality", "grad_norm_sq"]
+    history = perron.simulate(problem, algorithm, mixing, lr=0.05, steps=1500, every=1500, metrics=metrics)
+    assert history.mean("distance_max")[-1] < 1e-12
+    assert abs(history.mean("suboptimality")[-1]) < 1e-14
+
+
+def test_the_proximal_recursion_of_numpy():
+    """x+ = A (x + S(x - lr y / w) - x), y = B (y + g - g_prev), w = B (w + 1 - 1_prev), written down once more."""
+    problem, lr = lasso(), 0.05
+    mixing = perron.Mixing.random_integer(perron.topologies.exponential(6), seed=0)
+    pull, push = (
+        np.asarray(matrix.todense() if hasattr(matrix, "todense") else matrix) for matrix in (mixing.pull, mixing.push)
+    )
+    algorithm = PushPull(order="atc", move=Proximal())
+    simulation = perron.Simulation(problem=problem, algorithm=algorithm, mixing=mixing, lr=lr)
+    x = y = before = np.zeros((6, 10))
+    w = one = np.zeros((6, 1))
+    for step, now in enumerate(simulation.iterates(30)):
+        np.testing.assert_allclose(now.state.x[0].numpy(), x, rtol=1e-9, atol=1e-13, err_msg=f"step {step}")
+        grad = problem.local_grads(torch.from_numpy(x)[None])[0].numpy()
+        y, before = push @ (y + grad - before), grad
+        w, one = push @ (w + 1 - one), np.ones((6, 1))
+        z = x - lr * y / w
+        x = pull @ (np.sign(z) * np.maximum(np.abs(z) - lr * 0.1, 0))
+
+
+def test_saga_with_a_proximal_move():
+    problem = lasso()
+    algorithm = SAGA(method=PushPull(order="atc", move=Proximal()))
+    mixing = perron.Mixing.random_integer(perron.topologies.exponential(6), seed=0)
+    history = perron.simulate(problem, algorithm, mixing, lr=0.005, steps=6000, every=3000, metrics=["distance_sq"])
+    first, middle, last = history.mean("distance_sq")
+    assert last < 1e-3 * middle < 1e-6 * first
+
+
+def test_l1_is_not_ignored():
+    mixing = perron.Mixing.random_integer(perron.topologies.exponential(6), seed=0)
+    for algorithm in (PushPull(), SAGA(), PushPull(order="atc", move=Proximal(l1=0.2)), RobustPushPull()):
+        with pytest.raises(PerronError, match=r"would ignore l1 \|x\|_1 with l1 = 0\.1.*move=Proximal"):
+            perron.Simulation(problem=lasso(), algorithm=algorithm, mixing=mixing)
+    with pytest.raises(PerronError, match="not quadratic"):
+        perron.theory.noise_floor(lasso(), 0.1)
 
 
 def test_test_sets():

@@ -14,6 +14,7 @@ from processes import HANG
 from perron.errors import PerronError
 from perron.problems import LinearModel, Logistic
 from perron.studies import read_study, run_study
+from perron.studies.job import execute
 from perron.studies.spec import load
 
 STUDY = """
@@ -117,6 +118,23 @@ def test_a_study_of_a9a_by_commands(folder):
     best = LinearModel.from_data(7, data="a9a", samples=3000, l2=0.01, partition="sorted").optimum
     first = table[table["step"] == 0]
     assert first["distance_sq"].tolist() == pytest.approx([float(best.square().sum())] * 2, rel=1e-12)
+
+
+def test_a_lasso_in_a_study(folder):
+    text = STUDY[: STUDY.index("[problem]")].replace(
+        '"push_pull", "centralized"', '{ name = "push_pull_atc", move = "proximal" }'
+    )
+    text = text.replace(', "test_accuracy"', "").replace("steps = 40", "steps = 400")
+    problem = 'kind = "lasso"\ndata = "synthetic"\nsamples = 200\ndim = 8\nl1 = [0.05, 0.1]\n'
+    (folder / "lasso.toml").write_text(f"{text}[problem]\n{problem}")
+    for run in load(folder / "lasso.toml").runs:
+        table, warned = execute(run)
+        assert not warned
+        assert table["distance_sq"].iloc[-1] < 1e-20 < table["distance_sq"].iloc[0]
+        assert np.isnan(table["predicted"]).all()  # theory knows no level of a lasso
+    plain = load(folder / "lasso.toml", {"algorithms": "push_pull"}).runs[0]
+    with pytest.raises(PerronError, match="would ignore l1"):
+        execute(plain)
 
 
 def test_without_data_it_is_the_papers(folder):

@@ -103,5 +103,19 @@ def check_iterates_are_those_of_the_simulator():
             torch.testing.assert_close(state.x, snapshot.state.x[0, rank], rtol=error, atol=error)
 
 
+def check_proximal_iterates_are_those_of_the_simulator():
+    rank, n = torch.distributed.get_rank(), torch.distributed.get_world_size()
+    mixing = perron.Mixing.random_integer(perron.topologies.exponential(n), seed=0)
+    problem = LinearModel.from_data(
+        n, kind="lasso", data="synthetic", samples=50, dim=6, l1=0.2, batch=5, partition="sorted"
+    )
+    algorithm = perron.PushPull(order="atc", move=perron.algorithms.Proximal())
+    simulation = perron.Simulation(problem=problem, algorithm=algorithm, mixing=mixing, lr=0.1)
+    *_, snapshot = simulation.iterates(20)
+    *_, state = distributed.iterates(problem, algorithm, mixing, steps=20, lr=0.1)
+    torch.testing.assert_close(state.x, snapshot.state.x[0, rank], rtol=1e-12, atol=1e-14)
+    assert 0 < int((snapshot.average.abs() > 1e-3).sum()) < 6, "l1 made no coordinate small, or all of them"
+
+
 if __name__ == "__main__":
     run_group(globals())

@@ -3,7 +3,7 @@
 from perron.algorithms.base import Algorithm
 from perron.algorithms.centralized import CentralizedSGD
 from perron.algorithms.federated import FOCUS
-from perron.algorithms.moves import MOVES, AdamW, Clipped, Descent, Momentum, Move
+from perron.algorithms.moves import MOVES, AdamW, Clipped, Descent, Momentum, Move, Proximal
 from perron.algorithms.pull_only import DDNGT, FROST, FROZEN, GradientPull, PullDiag, RowExtra
 from perron.algorithms.push_only import ADDOPT, DEXTRA, SGP, PushDIGing, PushSum, SubgradientPush
 from perron.algorithms.push_pull import AcceleratedPushPull, ConstrainedPushPull, PushPull
@@ -83,6 +83,7 @@ __all__ = [
     "GradientTracking",
     "Momentum",
     "Move",
+    "Proximal",
     "PullDiag",
     "PushDIGing",
     "PushPull",

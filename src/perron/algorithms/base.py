@@ -145,6 +145,16 @@ class Algorithm(ABC):
         """The fields of the state that last when the algorithm restarts: what a move remembers of the gradients."""
         return ()
 
+    def with_l1(self, l1: float) -> Algorithm:
+        """Return the algorithm for a problem with a part l1 |x|_1 that gradients leave out; itself if there is none."""
+        if l1:
+            raise PerronError(
+                f"{self.about.title} would ignore l1 |x|_1 with l1 = {l1:g}, which gradients leave out: choose an algorithm with "
+                "a proximal move of the same l1, as PushPull(order='atc', move=Proximal()); in a study "
+                '{ name = "push_pull_atc", move = "proximal" }.'
+            )
+        return self
+
     def resume(self, state: Any, x: Tensor, node: Node) -> Any:
         """Return the state to continue from at models ``x`` after nodes were lost or have joined.
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Generator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import torch
@@ -100,6 +100,9 @@ class VarianceReduced(Algorithm):
 
     def check(self, network: Network) -> None:
         self.method.check(network)
+
+    def with_l1(self, l1: float) -> Algorithm:
+        return replace(self, method=self.method.with_l1(l1))
 
     def default_lr(self, network: Network, smoothness: float) -> float:
         """That of the method."""

@@ -10,7 +10,7 @@ import inspect
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -40,6 +40,8 @@ class TorchMove(Move):
         flat: the parameters that it moves.
     """
 
+    scale_dependent: ClassVar[bool] = True
+
     def __init__(self, optimizer: torch.optim.Optimizer, flat: FlatParameters) -> None:
         self.optimizer, self.flat = optimizer, flat
 
@@ -49,10 +51,6 @@ class TorchMove(Move):
     @property
     def label(self) -> str:
         return type(self.optimizer).__name__
-
-    @property
-    def scale_dependent(self) -> bool:
-        return True
 
     def step(self, memory: Memory, x: Tensor, u: Tensor, lr: Rate) -> tuple[Tensor, Memory]:  # noqa: ARG002
         """Let the optimizer step from x along u, with the learning rates of its groups; lr is not used."""

@@ -215,6 +215,7 @@ def iterates(
     They equal those of trial 0 in the simulator with the same seed, `Simulation(...).iterates`. ``wrap`` may put a wrapper
     around the node, as `perron.algorithms.wrappers.Quantized`.
     """
+    algorithm = algorithm.with_l1(problem.proximal_l1)
     inner = DistributedNode(mixing, seed=seed, dtype=dtype, samples=problem.sample_counts, **options)
     algorithm.check(Network(mixing))
     node = wrap(inner)

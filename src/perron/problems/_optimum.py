@@ -30,7 +30,7 @@ SLACK = 1e-14  # by which a loss may increase, relatively: the rounding of a sum
 def kept_optimum(problem: LinearModel) -> Tensor:
     """Return the minimizer of a problem with a single node; it is kept in ``~/.cache/perron/optima`` (if that can be written)."""
     facts = {
-        "format": FORMAT, "loss": problem.kind, "l2": problem.l2, "l1": problem.l1, "nonconvex": problem.nonconvex,
+        "format": FORMAT, "loss": problem.kind, "l2": problem.l2, "l1": problem.proximal_l1, "nonconvex": problem.nonconvex,
         "data": tensorfile.digest([problem.rows, problem.targets]),
     }  # fmt: skip
     name = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:32]
@@ -95,11 +95,11 @@ def _newton_step(problem: LinearModel, x: Tensor, grad: Tensor) -> Tensor:
     values, turn = torch.linalg.eigh(problem.hessian(x))
     values = values.abs()
     bent = values > problem.dim * torch.finfo(torch.float64).eps * float(values.max())
-    if not problem.l1:
+    if not problem.proximal_l1:
         return -turn @ torch.where(bent, (turn.mT @ grad) / torch.where(bent, values, 1), 0)
-    smooth = problem.local_grads(x.expand(1, -1))[0] - problem.l1 * x.sign()
+    smooth = problem.local_grads(x.expand(1, -1))[0]
     hessian = (turn * values) @ turn.mT
-    return torch.from_numpy(_least_with_l1(hessian.numpy(), smooth.numpy(), x.numpy(), problem.l1)) - x
+    return torch.from_numpy(_least_with_l1(hessian.numpy(), smooth.numpy(), x.numpy(), problem.proximal_l1)) - x
 
 
 def _least_with_l1(hessian: FloatArray, grad: FloatArray, x: FloatArray, l1: float) -> FloatArray:

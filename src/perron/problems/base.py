@@ -36,6 +36,7 @@ class Problem(ABC):
         strong_convexity: mu of the average.
         noise_std: sigma, with E|noise|^2 = sigma^2 for each node's gradient.
         optimum: the minimizer of f, ``(d,)``.
+        proximal_l1: the weight l1 of a part l1 |x|_1 of f that gradients leave out, for proximal moves; `full_grad` has it.
         sample_counts: m_i, the number of samples of each node, int64 ``(n,)``; None where f_i is not a finite sum.
         dtype: default precision.
         batch: number of samples in a stochastic gradient of a node; None if `grad` is exact.
@@ -52,6 +53,7 @@ class Problem(ABC):
     strong_convexity: float | None = None
     noise_std: float | None = None
     optimum: Tensor | None = None
+    proximal_l1: float = 0.0
     sample_counts: Tensor | None = None
     dtype: torch.dtype = torch.float64
     batch: int | None = None

@@ -35,8 +35,8 @@ class LinearModel(Problem):
         r(x) = l2 |x|^2 / 2 + l1 |x|_1 + nonconvex sum_j x_j^2 / (1 + x_j^2).
 
     phi is ln(1 + exp(-t z)) (``logistic``, t = -1 or 1), (z - t)^2 / 2 (``squared``), or ln(sum_c exp(z_c)) - z_t (``softmax``;
-    x is then a matrix ``(d, classes)``, flattened). With l1 > 0 "gradients" are subgradients, with sign(0) = 0, and `full_grad`
-    is the shortest subgradient of f, which is zero at the optimum only.
+    x is then a matrix ``(d, classes)``, flattened). Gradients leave out l1 |x|_1, which is for proximal moves
+    (`perron.algorithms.Proximal`); `full_grad` is the shortest subgradient of f, which is zero at the optimum only.
 
     Args:
         features: h, ``(N, d)``.
@@ -96,7 +96,7 @@ class LinearModel(Problem):
         self.nodes, self.width, self.outputs = len(parts), rows.shape[1], self.targets.shape[1]
         self.dim = self.width * self.outputs
         self.shares = self.nodes / len(rows) * self.sample_counts.double()  # n m_i / N
-        self.l2, self.l1, self.nonconvex = float(l2), float(l1), float(nonconvex)
+        self.l2, self.proximal_l1, self.nonconvex = float(l2), float(l1), float(nonconvex)
         least = int(self.sample_counts.min())
         if batch is not None and not 1 <= batch <= least:
             raise PerronError(
@@ -195,9 +195,10 @@ class LinearModel(Problem):
 
     def full_grad(self, x: Tensor) -> Tensor:
         grad = super().full_grad(x)
-        if not self.l1:
+        if not self.proximal_l1:
             return grad
-        return torch.where(x == 0, grad.sign() * (grad.abs() - self.l1).clamp_min(0), grad)
+        at_zero = grad.sign() * (grad.abs() - self.proximal_l1).clamp_min(0)
+        return torch.where(x == 0, at_zero, grad + self.proximal_l1 * x.sign())
 
     def loss(self, x: Tensor) -> Tensor:
         points = x.reshape(-1, self.width, self.outputs)
@@ -314,13 +315,13 @@ class LinearModel(Problem):
     def _regularizer(self, x: Tensor) -> Tensor:
         square = x * x
         value = self.l2 / 2 * square.sum(-1) + self.nonconvex * (square / (1 + square)).sum(-1)
-        return value + self.l1 * x.abs().sum(-1)
+        return value + self.proximal_l1 * x.abs().sum(-1)
 
     def _slope(self, x: Tensor) -> Tensor:
         slope = self.l2 * x
         if self.nonconvex:
             slope = slope + 2 * self.nonconvex * x / (1 + x * x) ** 2
-        return slope + self.l1 * x.sign() if self.l1 else slope
+        return slope
 
     def _bent(self, x: Tensor) -> Tensor:
         """The second derivative of l2 and nonconvex, coordinate by coordinate."""

@@ -85,7 +85,8 @@ class Simulation:
     def __post_init__(self) -> None:
         check_problem(self.problem)
         converted = {
-            "algorithm": as_algorithm(self.algorithm), "mixing": as_mixing(self.mixing, self.problem.nodes),
+            "algorithm": as_algorithm(self.algorithm).with_l1(self.problem.proximal_l1),
+            "mixing": as_mixing(self.mixing, self.problem.nodes),
             "lr": check_rate(self.lr), "trials": as_trials(self.trials), "seed": as_count("seed", self.seed),
             "start": as_start(self.start), "dtype": as_dtype(self.dtype),
         }  # fmt: skip

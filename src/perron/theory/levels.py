@@ -65,6 +65,8 @@ def _averages(problem: Problem, step: float) -> tuple[Tensor, Tensor]:
     """Hessian and noise covariance at the optimum, averaged over the nodes."""
     if not (isfinite(step) and step > 0):
         raise PerronError(f"An effective step is a positive number; got {step}.")
+    if problem.proximal_l1:
+        raise PerronError("The level of a problem with l1 |x|_1 is not known: near its optimum it is not quadratic.")
     x = optimum_of(problem)
     return problem.hessian(x), _known(problem.noise_covariance(x))
 
