@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+import sys
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import is_dataclass
 from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any, TypeVar, get_type_hints
@@ -23,6 +24,20 @@ UNION_MEMBERS = re.compile(
 )
 BOILERPLATE = re.compile(r"^Input should be |, unable to parse .*$")
 WORDING = {"a valid dictionary or instance of Choice": "a name, or a table with a name"}
+
+
+def public_dir(module: str) -> Callable[[], list[str]]:
+    """Return the ``__dir__`` of a module: the constants, functions and classes that it defines, without what it imports."""
+
+    def names() -> list[str]:
+        own = vars(sys.modules[module])
+        constants = {name for name in own if name.isupper() and len(name) > 1}  # not type variables
+        defined = [
+            name for name, value in own.items() if name in constants or getattr(value, "__module__", "") == module
+        ]
+        return sorted(name for name in own.get("__all__", defined) if not name.startswith("_"))
+
+    return names
 
 
 def lookup(name: str, among: Mapping[str, T], kind: str) -> T:

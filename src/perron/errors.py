@@ -20,6 +20,11 @@ __all__ = [
     "UnknownNameError",
 ]
 
+
+def __dir__() -> list[str]:
+    return __all__
+
+
 EMBEDDINGS = ("LRE", "RLE", "LRO", "RLO", "PDF", "LRI", "RLI", "FSI", "PDI")  # characters that change the order of text
 
 

@@ -7,6 +7,7 @@ from math import cos, pi, prod
 
 from torch import Tensor
 
+from perron._registry import public_dir
 from perron.errors import PerronError
 
 Schedule = Callable[[int], float]
@@ -59,3 +60,6 @@ def warmup(schedule: LearningRate, steps: int) -> Schedule:
 def rate_at(lr: LearningRate, step: int) -> float | Tensor:
     """Return the step size of a step."""
     return lr if isinstance(lr, float | int | Tensor) else lr(step)
+
+
+__dir__ = public_dir(__name__)

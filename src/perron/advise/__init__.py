@@ -1,7 +1,10 @@
 """The adviser: which algorithm and which step to use on a network, and what to expect."""
 
+from perron._registry import public_dir
 from perron.advise.adviser import advise
 from perron.advise.records import Advice, Assessment, Limit, Needs
 
 __all__ = ["Advice", "Assessment", "Limit", "Needs", "advise"]
 Fit = Assessment  # the name of version 0.1
+
+__dir__ = public_dir(__name__)

@@ -1,5 +1,6 @@
 """Algorithms, by family. `ALGORITHMS` lists 42 variants of 26 methods by their short names."""
 
+from perron._registry import public_dir
 from perron.algorithms.base import Algorithm
 from perron.algorithms.centralized import CentralizedSGD
 from perron.algorithms.federated import FOCUS
@@ -93,3 +94,5 @@ __all__ = [
     "SubgradientPush",
     "TreePushPull",
 ]
+
+__dir__ = public_dir(__name__)

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import grid_sample, pad
 
+from perron._registry import public_dir
 from perron.errors import PerronError
 
 RED, GREEN, BLUE = 0.299, 0.587, 0.114  # shares of the luminance, ITU-R BT.601, as in torchvision and PIL
@@ -146,3 +147,5 @@ PRESETS: dict[str, Augmentation | None] = {
     "standard": Augmentation(),
     "authors": Augmentation(rotation=15, jitter=0.2, grayscale=0.1),
 }
+
+__dir__ = public_dir(__name__)

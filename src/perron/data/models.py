@@ -14,7 +14,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.nn.functional import relu, scaled_dot_product_attention
 
-from perron._registry import lookup, options_model, validate
+from perron._registry import lookup, options_model, public_dir, validate
 from perron.errors import PerronError
 
 HEAD = 32  # coordinates of an attention head
@@ -148,3 +148,6 @@ def _positive(**sizes: int) -> None:
     for name, size in sizes.items():
         if size < 1:
             raise PerronError(f"A network needs {name} of at least 1; got {size}.")
+
+
+__dir__ = public_dir(__name__)

@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from perron._registry import lookup
+from perron._registry import lookup, public_dir
 from perron._typing import FloatArray, IntArray
 from perron.errors import PerronError, listed
 
@@ -145,3 +145,6 @@ def _count(labels: Tensor, nodes: int) -> int:
 
 def _tensors(parts: list[NDArray[Any]]) -> list[Tensor]:
     return [torch.from_numpy(np.ascontiguousarray(part)) for part in parts]
+
+
+__dir__ = public_dir(__name__)

@@ -20,7 +20,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from perron._registry import lookup, unknown
+from perron._registry import lookup, public_dir, unknown
 from perron._storage import npz
 from perron.data import datasets
 from perron.errors import FileError, listed
@@ -268,3 +268,6 @@ def _is_number(text: str) -> bool:
     except ValueError:
         return False
     return True
+
+
+__dir__ = public_dir(__name__)

@@ -22,7 +22,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from perron._registry import unknown
+from perron._registry import public_dir, unknown
 from perron.data import datasets
 from perron.errors import FileError, PerronError
 
@@ -103,3 +103,6 @@ def load(name: str = "tinyshakespeare", folder: str | Path | None = None) -> Pla
         return Play(raw.decode("utf-8"))
     except (UnicodeDecodeError, PerronError) as error:
         raise FileError(f"{path} is not a play: {error}") from None
+
+
+__dir__ = public_dir(__name__)

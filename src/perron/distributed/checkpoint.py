@@ -27,6 +27,7 @@ import torch
 from torch import Tensor
 
 from perron._modules import average_buffers
+from perron._registry import public_dir
 from perron._storage import tensorfile
 from perron._storage.atomic import make_directory
 from perron.distributed.checkpoint_files import (
@@ -263,3 +264,6 @@ def _refuse_asynchronous(optimizer: Decentralized) -> None:
             "Checkpoints are taken after the same step on every node, and asynchronous nodes do not step together. Save the "
             "averaged model (optimizer.averaged_model()), or leave out asynchronous=True."
         )
+
+
+__dir__ = public_dir(__name__)

@@ -13,6 +13,7 @@ from collections.abc import Callable
 
 import numpy as np
 
+from perron._registry import public_dir
 from perron._typing import FloatArray, IntArray, check_whole
 from perron.errors import GraphError
 from perron.networks import topologies
@@ -103,3 +104,6 @@ def _weighted(graph: Graph, stream: np.random.RandomState, high: int, name: str)
 
 def _normalized(weights: FloatArray, name: str) -> Mixing:
     return Mixing.normalized(weights, name=f"the authors' {name}({len(weights)})")
+
+
+__dir__ = public_dir(__name__)

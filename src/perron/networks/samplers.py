@@ -11,6 +11,7 @@ from typing import Any, Literal
 import numpy as np
 from scipy.sparse import csr_array
 
+from perron._registry import public_dir
 from perron._typing import FloatArray, IntArray
 from perron.errors import MixingError
 from perron.networks.drawn import DrawnMixing, Pair
@@ -209,3 +210,6 @@ def _check_probability(what: str, value: Any, *, zero: bool) -> None:
 
 def _name(mixing: Mixing, text: str) -> str:
     return ", ".join(filter(None, [mixing.name, text]))
+
+
+__dir__ = public_dir(__name__)

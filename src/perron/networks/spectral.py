@@ -25,6 +25,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from perron._registry import public_dir
 from perron._storage.jsonable import to_jsonable
 from perron._typing import FloatArray
 from perron.errors import SpectralError
@@ -240,3 +241,6 @@ def _cell(metrics: MatrixMetrics | None, field: str) -> str:
         return "-"
     at_most = "<= " if metrics.s_is_bound and field in ("s", "peak") else ""
     return f"{at_most}{getattr(metrics, field):.4g}"
+
+
+__dir__ = public_dir(__name__)

@@ -12,6 +12,7 @@ from math import ceil, isqrt, log, log2, pi
 
 import numpy as np
 
+from perron._registry import public_dir
 from perron._typing import FloatArray, IntArray, check_whole
 from perron.errors import GraphError
 from perron.networks._checks import check_edges, check_nodes
@@ -376,3 +377,6 @@ def _check_density(family: str, n: int, probability: float) -> str:
     name = f"{family}({n}, probability={probability:.4g})"
     check_edges(name, check_nodes(n) * (n - 1.0) * probability, "a smaller probability")
     return name
+
+
+__dir__ = public_dir(__name__)

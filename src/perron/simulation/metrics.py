@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 from torch import Tensor
 
-from perron._registry import unknown
+from perron._registry import public_dir, unknown
 from perron.algorithms.base import Algorithm
 from perron.algorithms.node import SIDES, Side
 from perron.errors import PerronError
@@ -346,11 +346,7 @@ def chosen(metrics: Sequence[str | Metric]) -> dict[str, Metric]:
 
 
 def larger_is_better(metric: str) -> bool:
-    """Whether a metric grows as a model gets better: accuracies do, all others fall.
-
-    >>> larger_is_better("test_accuracy"), larger_is_better("loss")
-    (True, False)
-    """
+    """Whether a metric grows as a model gets better: accuracies do, all others fall."""
     return "accuracy" in metric
 
 
@@ -396,3 +392,6 @@ def _optimum(now: Snapshot) -> Tensor:
     if now.problem.optimum is None:
         raise PerronError("The optimum of this problem is not known; measure grad_norm_sq or loss instead.")
     return now.problem.optimum.to(now.state.x)
+
+
+__dir__ = public_dir(__name__)

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 from scipy.stats import norm, t
 
+from perron._registry import public_dir
 from perron._typing import FloatArray, IntArray
 from perron.errors import PerronError
 
@@ -201,3 +202,6 @@ def series(table: Any, metric: str) -> tuple[IntArray, FloatArray]:
         )
     values = table.pivot(index="step", columns="trial", values=metric)
     return values.index.to_numpy(), np.ascontiguousarray(values.to_numpy(float))
+
+
+__dir__ = public_dir(__name__)

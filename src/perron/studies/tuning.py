@@ -18,7 +18,7 @@ class Tune(BaseModel):
         grid: the learning rates that every algorithm is run with; by default seven from 0.001 to 1.
         method: ``"grid"`` runs all of them to the end. ``"halving"`` runs all for a ninth of the steps, the best third of them
             for a third, and the best third of those to the end; it is the default for runs of 10,000 steps and more.
-        budget: gradients of a node that an algorithm may spend on the grid; runs are shortened accordingly.
+        budget: gradients of a node, one for each step, that an algorithm may spend on the grid; runs are shortened accordingly.
         trials: of each run, at most those of the study.
         extend: how often the grid may be extended by two values, for all algorithms alike, where a best one is at its edge.
     """

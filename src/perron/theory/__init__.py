@@ -1,5 +1,6 @@
 """Predictions for a run: stationary levels, stable steps, rates and horizons."""
 
+from perron._registry import public_dir
 from perron.theory.adaptive import effective_step
 from perron.theory.constants import Constants, estimate, estimate_model
 from perron.theory.horizon import Horizon, crossover
@@ -35,3 +36,5 @@ __all__ = [
     "transient",
 ]
 Level, Stable, Best, around = StationaryLevel, StableRange, BestStep, linearize  # the names of version 0.1
+
+__dir__ = public_dir(__name__)

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from perron._registry import lookup
+from perron._registry import lookup, public_dir
 from perron.errors import PerronError
 from perron.studies.executors.base import Executor
 from perron.studies.executors.local import Local, cores
@@ -34,3 +34,6 @@ def create(
     if on == "ray":
         return Ray(workers=workers, address=address)
     return Slurm(workers=workers, options=slurm or {}) if on == "slurm" else Local(workers=workers)
+
+
+__dir__ = public_dir(__name__)
