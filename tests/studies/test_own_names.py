@@ -120,6 +120,55 @@ def test_own_names_are_run(folder):
     subprocess.run([sys.executable, "-m", "perron", "study", "show", str(folder / "results")], check=True, timeout=HANG)
 
 
+SAMPLERS = """
+topologies = [
+    "ring",
+    { name = "exponential", sampler = { name = "link_failures", probability = 0.5 } },
+    { name = "exponential", sampler = "activation" },
+    { name = "file:networks/cities.gml", sampler = { use = "module_of_mine:sometimes", share = 0.5 } },
+]
+nodes = 4
+lr = 0.1
+steps = 300
+trials = 1
+weights = "uniform"
+metrics = ["grad_norm_sq", "distance_max"]
+conclusion = "comparison"
+[problem]
+kind = "quadratic"
+"""
+SOMETIMES = '''
+
+def sometimes(mixing, share: float = 0.1, seed: int = 0):
+    """The network in some of the steps; nobody talks in the others."""
+    import numpy as np
+
+    alone = np.eye(mixing.nodes)
+    both = (mixing.pull, mixing.push)
+    return perron.networks.DrawnMixing(lambda step, random: both if random.random() < share else (alone, alone), seed=seed)
+'''
+
+
+def test_networks_are_drawn_by_samplers(folder):
+    (folder / "module_of_mine.py").write_text(MODULE + SOMETIMES)
+    (folder / "study.toml").write_text(SAMPLERS)
+    study = load(folder / "study.toml")
+    assert [run.mixing().varies for run in study.runs] == [False, True, True, True]
+    assert [run.columns["topology"] for run in study.runs][1] == "exponential(sampler=link_failures(probability=0.5))"
+    assert list(study.runs[3].sources) == ["file:networks/cities.gml", "module_of_mine:sometimes"]
+    outcome = run_study(study, folder / "results", workers=2)
+    assert not outcome.failed
+    last = outcome.table.sort_values("step").groupby("topology")["distance_max"].agg(["first", "last"])
+    assert (last["last"] < 1e-3 * last["first"]).all()
+    for old, new, message in [
+        ("link_failures", "link_failure", "There is no sampler 'link_failure'"),
+        ("probability = 0.5", "chance = 0.5", "option 'chance'"),
+    ]:
+        (folder / "study.toml").write_text(SAMPLERS.replace(old, new))
+        with pytest.raises(PerronError, match=message):
+            load(folder / "study.toml")
+
+
 def keys(folder):
     return [run.key for run in load(folder / "study.toml").runs]
 
@@ -155,7 +204,7 @@ def test_changes_while_a_study_runs_are_refused(folder):
         ("module_of_mine:Clipped", "module_of_mine:Squares", "is no algorithm: it must be a dataclass"),
         ("spread = 0.5", "spread = 0.5\nwidth = 1", "no option 'width'"),
         ("cities.gml", "towns.gml", "towns.gml: No such file"),
-        ('weights = "uniform"', 'weights = "file"', "'file' stands for the weights of a network file"),
+        ('weights = "uniform"', 'weights = "file"', "'file' stands for weights of a network file"),
         ("nodes = 5\n", "", "nothing for module_of_mine:wheel"),
     ],
 )

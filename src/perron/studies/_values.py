@@ -25,11 +25,14 @@ def _chosen(value: Any) -> Any:
     """Names as tables; ``use`` is another word for the name of something of one's own."""
     tables = [{"name": entry} if isinstance(entry, str) else entry for entry in listed(value)]
     return [
-        {"name": one["use"]} | {k: v for k, v in one.items() if k != "use"}
-        if isinstance(one, dict) and "use" in one
-        else one
-        for one in tables
+        {key: _named(entry) for key, entry in _named(one).items()} if isinstance(one, dict) else one for one in tables
     ]
+
+
+def _named(value: Any) -> Any:
+    if not isinstance(value, dict) or "use" not in value:
+        return value
+    return {"name": value["use"]} | {key: entry for key, entry in value.items() if key != "use"}
 
 
 T = TypeVar("T")

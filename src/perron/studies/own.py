@@ -2,7 +2,7 @@
 
     "my_module:MyAlgorithm"        a class or function of a module in the study's folder, or of an installed package
     "file:networks/abilene.gml"    a file, relative to the study's folder: a network, or an option of a problem
-    "their_algorithm"              an entry point of an installed package: perron.algorithms, perron.problems, perron.topologies
+    "their_algorithm"              an entry point of an installed package: perron.algorithms, .problems, .topologies, .samplers
 
 What they contain is part of a run's key: the source of the module and of the modules in the folder that it imports, without
 comments and docstrings, or the bytes of the file. A worker refuses a run if they have changed since the study was started.
@@ -28,7 +28,10 @@ from perron.networks.builder import Loaded, load_network
 from perron.studies.provenance import bare
 
 FILE = "file:"
-GROUPS = {"algorithm": "perron.algorithms", "kind of problem": "perron.problems", "topology": "perron.topologies"}
+GROUPS = {
+    "algorithm": "perron.algorithms", "kind of problem": "perron.problems", "topology": "perron.topologies",
+    "sampler": "perron.samplers",
+}  # fmt: skip
 T = TypeVar("T")
 
 

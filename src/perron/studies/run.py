@@ -21,6 +21,7 @@ from perron.networks.builder import add_weights, build_graph, build_released
 from perron.networks.facts import Network
 from perron.networks.graph import Graph
 from perron.networks.mixing import Mixing
+from perron.networks.samplers import SAMPLERS
 from perron.problems import LinearModel, Logistic, Neural, Quadratic, language_model
 from perron.problems.base import Problem
 from perron.problems.linear import KINDS
@@ -57,6 +58,17 @@ class Choice(BaseModel):
         }
         given = ", ".join(f"{key}={value}" for key, value in values.items())
         return f"{self.name}({given})" if given else self.name
+
+    @property
+    def graph_options(self) -> dict[str, Any]:
+        """The options of a topology without its sampler."""
+        return {key: value for key, value in self.options.items() if key != "sampler"}
+
+    @property
+    def sampler(self) -> str:
+        """The name of the sampler of a topology; empty if it has none."""
+        given = self.options.get("sampler", "")
+        return str(given["name"] if isinstance(given, dict) else given)
 
 
 class Run(BaseModel):
@@ -163,20 +175,21 @@ class Run(BaseModel):
         """Build the network."""
         if self.weights == "authors":
             return build_released(self.topology, self.nodes, seed=self.network_seed)
+        options, sampler = split_sampler(self.topology_options, self.folder)
         if own.is_file(self.topology):
-            options = self.topology_options
-            return own.network(self.topology, self.folder, self.weights, self.network_seed, **options).mixing
-        return add_weights(self.graph(), self.weights, seed=self.network_seed)
+            mixing = own.network(self.topology, self.folder, self.weights, self.network_seed, **options).mixing
+        else:
+            mixing = add_weights(self.graph(), self.weights, seed=self.network_seed)
+        return mixing if sampler is None else sampler(mixing, seed=self.network_seed)
 
     def graph(self) -> Graph | tuple[Graph, ...]:
         """Build the graph with positions for drawing; of a time-varying network, one for each step of its period."""
+        options = Choice(name=self.topology, **self.topology_options).graph_options
         if own.is_file(self.topology):
-            return own.network(self.topology, self.folder, **self.topology_options).graph
+            return own.network(self.topology, self.folder, **options).graph
         if self.topology in self.sources:
-            return cast(
-                Graph, own.find(self.topology, {}, "topology", self.folder)(self.nodes, **self.topology_options)
-            )
-        graph = build_graph(self.topology, self.nodes, self.topology_options, seed=self.network_seed)
+            return cast(Graph, own.find(self.topology, {}, "topology", self.folder)(self.nodes, **options))
+        graph = build_graph(self.topology, self.nodes, options, seed=self.network_seed)
         if self.weights != "authors" or isinstance(graph, tuple):
             return graph
         released = self.mixing().pull_graph
@@ -189,6 +202,19 @@ def problem_maker(problem: Mapping[str, Any], folder: str) -> Callable[..., Any]
     return (
         ON_DATA[kind] if kind in ON_DATA and "data" in problem else own.find(kind, PROBLEMS, "kind of problem", folder)
     )
+
+
+def split_sampler(options: Mapping[str, Any], folder: str) -> tuple[dict[str, Any], Callable[..., Mixing] | None]:
+    """Return the options of a topology without its sampler, and the sampler, a function of a mixing and a seed."""
+    others, sampler = dict(options), None
+    if "sampler" in others:
+        given = others.pop("sampler")
+        named = {"name": given} if isinstance(given, str) else dict(given)
+        found = own.find(named.pop("name"), SAMPLERS, "sampler", folder)
+        sampler = partial(
+            found, **validate(options_model(partial(found, mixing=None)), named).model_dump(include=set(named))
+        )
+    return others, sampler
 
 
 def algorithm_of(name: str, options: Mapping[str, Any], folder: str = "") -> Algorithm:

@@ -40,12 +40,13 @@ from perron.data.tables import NAMES as TABLES
 from perron.errors import PerronError
 from perron.networks import topologies
 from perron.networks.mixing import RULES
+from perron.networks.samplers import SAMPLERS
 from perron.simulation.metrics import chosen
 from perron.studies import own
 from perron.studies._values import Choices, Many, Rate, Scalar, change, combinations, entry_at, listed, own_settings
 from perron.studies.conclusions import CONCLUSIONS
 from perron.studies.figure import Figure
-from perron.studies.run import ON_DATA, PROBLEMS, Choice, Run, algorithm_of, problem_maker
+from perron.studies.run import ON_DATA, PROBLEMS, Choice, Run, algorithm_of, problem_maker, split_sampler
 from perron.studies.toml import INTERNAL, to_toml
 from perron.studies.tuning import Tune, place_of, varying_options, with_rate
 
@@ -79,8 +80,9 @@ class Study(BaseModel):
             images `Neural.images`, for text `language_model`, or for logistic (with ``data``), ridge, lasso and softmax
             regression `LinearModel.from_data`; ``batch = "all"`` for exact gradients, ``data = "file:hospitals.csv"`` for a file.
         topologies: names, or tables with options, as ``{ name = "random", probability = 0.5 }``; ``"file:abilene.gml"`` for a
-            file, with the options undirected and largest_component. Topologies, algorithms and kinds of problems of your
-            own are ``"my_module:name"``, see `perron.studies.own`.
+            file, with the options undirected and largest_component. Their option ``sampler`` draws the matrices of each step at
+            random: a name from `perron.networks.SAMPLERS` or a table, as ``{ name = "link_failures", probability = 0.2 }``.
+            Topologies, samplers, algorithms and kinds of problems of your own are ``"my_module:name"``, see `perron.studies.own`.
         nodes: node counts, for all topologies but files; or a table of them by topology (``grid``), or by topology and weights
             (``"random/authors"``), with ``default`` for the others.
         weights: names of weight rules, or ``"authors"`` for the networks that the paper's authors released.
@@ -203,15 +205,15 @@ class Study(BaseModel):
     @classmethod
     def _known_topologies(cls, value: list[Choice], info: Any) -> list[Choice]:
         for choice in value:
-            if info.context == READING and ":" in choice.name:
+            if info.context == READING and ":" in choice.name + choice.sampler:
                 continue
+            options, _ = split_sampler(choice.options, info.data["folder"])
             if own.is_file(choice.name):
-                known = dict.fromkeys(["undirected", "largest_component"])
-                for key in choice.options:
-                    lookup(key, known, "option of a network file")
+                for key in options:
+                    lookup(key, dict.fromkeys(["undirected", "largest_component"]), "option of a network file")
             else:
                 made = own.find(choice.name, topologies.NAMES, "topology", info.data["folder"])
-                validate(options_model(made), choice.options)
+                validate(options_model(made), options)
         return value
 
     @field_validator("algorithms")
@@ -263,9 +265,7 @@ class Study(BaseModel):
             raise ValueError(f"weights: the authors' networks take no options; got {', '.join(odd)}")
         plain = [choice.label for choice in self.topologies if not own.is_file(choice.name)]
         if "file" in used and plain:
-            raise ValueError(
-                f"weights: 'file' stands for the weights of a network file, and {', '.join(plain)} is none"
-            )
+            raise ValueError(f"weights: 'file' stands for weights of a network file, and {', '.join(plain)} is none")
         for choice in self.algorithms:
             rates = own_settings(choice)[1].lr
             if any("default" in one for one in ([rates] if rates else self.lr.values())):
@@ -301,7 +301,7 @@ class Study(BaseModel):
             self.algorithms,
         ):  # fmt: skip
             options, instead = own_settings(algorithm)
-            sources = self._sources(problem, topology.name, algorithm.name)
+            sources = self._sources(problem, topology, algorithm.name)
             for weights in [instead.weights] if instead.weights else self.weights:
                 tables = ({"default": instead.lr} if instead.lr else self.lr, self._sizes(topology))
                 for lr, nodes in product(*(entry_at(table, topology.name, weights) for table in tables)):
@@ -329,22 +329,23 @@ class Study(BaseModel):
         if not own.is_file(topology.name):
             return self.nodes
         size = self.sizes.get(topology.label)
-        return {"default": [size or own.network(topology.name, self.folder, **topology.options).mixing.nodes]}
+        return {"default": [size or own.network(topology.name, self.folder, **topology.graph_options).mixing.nodes]}
 
-    def _sources(self, problem: Mapping[str, Any], topology: str, algorithm: str) -> dict[str, str]:
+    def _sources(self, problem: Mapping[str, Any], topology: Choice, algorithm: str) -> dict[str, str]:
         """A hash for each of the names that perron does not know."""
-        kind = problem["kind"]
-        names: dict[str, Mapping[str, Any]] = {kind: PROBLEMS, topology: topologies.NAMES, algorithm: ALGORITHMS}
-        others = [name for name, known in names.items() if name not in known]
+        known: list[Mapping[str, Any]] = [PROBLEMS, topologies.NAMES, SAMPLERS, ALGORITHMS]
+        given = zip((problem["kind"], topology.name, topology.sampler, algorithm), known, strict=True)
+        others = [name for name, among in given if name and name not in among]
         others += [value for value in problem.values() if own.is_file(value)]
         return {name: self.sources.get(name) or own.digest(name, self.folder) for name in others}
 
     @property
     def uses_own(self) -> bool:
         """Whether there are names that perron does not know."""
-        names = {choice.name for choice in (*self.topologies, *self.algorithms)} | {self.problem["kind"]}
+        choices = (*self.topologies, *self.algorithms)
+        names = {self.problem["kind"], *(name for one in choices for name in (one.name, one.sampler) if name)}
         files = any(own.is_file(entry) for value in self.problem.values() for entry in listed(value))
-        return files or bool(names - {*PROBLEMS, *topologies.NAMES, *ALGORITHMS})
+        return files or bool(names - {*PROBLEMS, *topologies.NAMES, *SAMPLERS, *ALGORITHMS})
 
     def save(self, path: str | Path) -> Path:
         """Write the study as a file, which `load` reads; the paths of files in it are relative to that file."""
