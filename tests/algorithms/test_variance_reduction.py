@@ -31,6 +31,7 @@ from perron import (  # fmt: skip
     theory,
 )
 from perron.advise import advise
+from perron.algorithms.base import advance
 from perron.networks import topologies
 from perron.problems import LinearModel, LocalLoss, Logistic, Quadratic
 from perron.simulation.cost import bytes_per_step
@@ -172,6 +173,26 @@ def test_any_exact_method_is_exact_with_single_samples(algorithm):
         metrics=["distance_max"], progress=False,
     )  # fmt: skip
     assert plain["distance_max"][-1, 0] > 1e-3
+
+
+@pytest.mark.parametrize("kind", [SAGA, SVRG])
+def test_the_gradients_of_one_step_draw_their_own_samples(kind):
+    problem, algorithm = problem_of(), kind(method=FOCUS(local_steps=3), batch=5)
+    node = SimulatedNode(MIXING, samples=problem.sample_counts)
+    state, drawn = algorithm.init(torch.zeros(6, 4, dtype=torch.float64), node), []
+
+    def query(asked):
+        if node.step:
+            drawn.append(asked.samples)
+        return problem.answer(asked)
+
+    for node.step in (0, 1):
+        state = advance(algorithm, state, node, 0.01, None, query)
+    first, *others = drawn if kind is SAGA else drawn[::2]
+    assert len(others) == 2
+    assert not any(torch.equal(first, other) for other in others)
+    if kind is SVRG:  # the same samples at both points
+        assert all(torch.equal(new, old) for new, old in zip(drawn[::2], drawn[1::2], strict=True))
 
 
 def test_biased_methods_stay_biased():
