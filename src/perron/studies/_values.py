@@ -48,6 +48,7 @@ class Instead(BaseModel):
     weights: str | None = None
     lr: Many[Rate] | None = None
     rounds: Annotated[int, Field(ge=1)] | None = None
+    wire: Literal["bf16", "int8"] | None = None
 
 
 def own_settings(algorithm: Choice) -> tuple[dict[str, Any], Instead]:

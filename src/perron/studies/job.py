@@ -209,7 +209,7 @@ def execute(
         warnings.simplefilter("always")
         history = simulate(
             problem, algorithm, mixing, steps=steps, lr=run.schedule(lr, steps), every=run.every, metrics=run.metrics,
-            final_metrics=run.final_metrics, trials=run.trials, seed=run.seed, rounds=run.rounds,
+            final_metrics=run.final_metrics, trials=run.trials, seed=run.seed, rounds=run.rounds, wire=run.wire,
             dtype=getattr(torch, run.precision) if run.precision else None, device=run.device, **run.links,
             progress=(lambda step, values: progress(step, steps, values)) if progress else False, log=log,
             checkpoint=checkpoint, save_every=save_every, until=run.until,

@@ -105,6 +105,7 @@ class Run(BaseModel):
     warmup: int = 0
     decay: Literal["none", "cosine"] = "none"
     rounds: int = 1
+    wire: Literal["bf16", "int8"] | None = None
     until: dict[str, float] = {}
 
     @cached_property
@@ -121,7 +122,7 @@ class Run(BaseModel):
     @cached_property
     def columns(self) -> dict[str, Any]:
         """Each parameter as a column of the results table."""
-        rounds = {"rounds": self.rounds} if self.rounds > 1 else {}
+        sent = ({"rounds": self.rounds} if self.rounds > 1 else {}) | ({"wire": self.wire} if self.wire else {})
         return {
             "run": self.key,
             "lr_setting": self.lr if isinstance(self.lr, str) else f"{self.lr:.10g}",
@@ -129,7 +130,7 @@ class Run(BaseModel):
             "nodes": self.nodes,
             "weights": self.weights,
             "network_seed": self.network_seed,
-            "algorithm": Choice(name=self.algorithm, **self.algorithm_options, **rounds).label,
+            "algorithm": Choice(name=self.algorithm, **self.algorithm_options, **sent).label,
             "trials": self.trials,
             "seed": self.seed,
             **{f"link_{name}": value for name, value in self.links.items()},

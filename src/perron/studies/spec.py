@@ -64,7 +64,7 @@ NAMES_ON_DATA = {
 READING = "reading"  # context of the validation of a study that was run before
 SHARED = (  # keys that all runs of a study have in common
     "equal_effective_step", "steps", "horizon", "every", "trials", "metrics", "final_metrics", "precision", "device",
-    "warmup", "decay", "rounds", "until",
+    "warmup", "decay", "rounds", "wire", "until",
 )  # fmt: skip
 
 
@@ -87,15 +87,14 @@ class Study(BaseModel):
             (``"random/authors"``), with ``default`` for the others.
         weights: names of weight rules, or ``"authors"`` for the networks that the paper's authors released.
         network_seed: of random topologies and weights.
-        algorithms: names, or tables with options; the options ``weights``, ``lr`` and ``rounds`` override the study's. The
-            option ``move`` is a name from `perron.algorithms.MOVES` or a table, as
-            ``{ name = "adamw", weight_decay = 0.1, clip = 1.0 }``.
+        algorithms: names, or tables with options; the options ``weights``, ``lr``, ``rounds`` and ``wire`` override the study's.
+            The option ``move`` is a name from `perron.algorithms.MOVES` or a table, as ``{ name = "adamw", clip = 1.0 }``.
         lr: learning rates, or ``"default"`` for each algorithm's own rule; or a table of them by topology, with ``default`` for
             the others. ``"tune"``: those in the table ``tuned``, or found before the study runs (`perron.studies.tune`).
         tune, tuned: how learning rates are found (`perron.studies.Tune`); those that `perron tune` has found.
         warmup, decay: the number of steps over which lr grows to its value, and ``"cosine"`` if it falls to zero until the last
             step.
-        rounds: exchanges in a step.
+        rounds, wire: exchanges in a step; ``"bf16"`` or ``"int8"`` for quantized messages.
         equal_effective_step: whether lr is the *effective* step, so that each algorithm gets lr divided by its factor (c for
             Push-Pull, n for pull-only methods).
         steps: the number of steps; with ``horizon``, the largest.
@@ -135,6 +134,7 @@ class Study(BaseModel):
     warmup: Annotated[int, Field(ge=0)] = 0
     decay: Literal["none", "cosine"] = "none"
     rounds: Annotated[int, Field(ge=1)] = 1
+    wire: Literal["bf16", "int8"] | None = None
     equal_effective_step: bool = False
     steps: Annotated[int, Field(ge=0)] = 1000
     horizon: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
@@ -309,7 +309,7 @@ class Study(BaseModel):
                         problem=problem, topology=topology.name, topology_options=topology.options, nodes=nodes,
                         weights=weights, network_seed=network_seed, algorithm=algorithm.name, algorithm_options=options,
                         lr=lr, links=links, seed=seed, sources=sources, folder=self.folder,
-                        **shared | ({"rounds": instead.rounds} if instead.rounds else {}),
+                        **shared | instead.model_dump(include={"rounds", "wire"}, exclude_none=True),
                     )  # fmt: skip
                     found.append(run)
         return list({run.key: run for run in (with_rate(run, self.tuned, self.varying) for run in found)}.values())

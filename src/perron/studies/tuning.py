@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from perron.studies._values import Many, Positive
-from perron.studies.run import Choice, Run
+from perron.studies.run import Run
 
 
 class Tune(BaseModel):
@@ -38,12 +38,8 @@ def varying_options(*tables: Mapping[str, Any]) -> set[str]:
 
 def place_of(run: Run, varying: Collection[str]) -> str:
     """Return the name of all runs that share a learning rate: those that differ in seeds only."""
-    algorithm, topology = (
-        Choice(name=name, **options).label
-        for name, options in ((run.algorithm, run.algorithm_options), (run.topology, run.topology_options))
-    )
     options = [f"{name} {value}" for name, value in (run.problem | run.links).items() if name in varying]
-    return ", ".join([f"{algorithm} on {topology}({run.nodes})", run.weights, *options])
+    return ", ".join([f"{run.columns['algorithm']} on {run.columns['topology']}({run.nodes})", run.weights, *options])
 
 
 def with_rate(run: Run, tuned: Mapping[str, float], varying: Collection[str]) -> Run:
