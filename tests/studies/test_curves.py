@@ -125,6 +125,19 @@ def test_runs_that_diverged_are_listed_and_do_not_set_the_axis(sweep):
         assert all(np.nanmax(line.high) <= start * (1 + 1e-9) for line in lines(found, name).values())
 
 
+def test_a_transient_far_above_the_others_does_not_set_the_axis():
+    outcome = studied(
+        algorithms=["push_pull", "dsgd", "push_diging"], lr=0.1, metrics=["consensus_error_sq"]
+    )  # which starts at zero
+    usual = outcome.table["consensus_error_sq"].max()
+    peak = (outcome.table.algorithm == "dsgd") & (outcome.table.step == 8)
+    outcome.table.loc[peak, "consensus_error_sq"] = 1e12
+    found = conclude(outcome)
+    assert all(line.high.max() <= usual * 1.01 for line in lines(found).values())
+    assert len(lines(found)["D-SGD (DGD), AWC, lr 0.1"].x) == 29  # without the start and the peak
+    assert any("are not shown: D-SGD" in sentence for sentence in found.sentences)
+
+
 def test_a_figure_of_runs_that_all_diverged_can_be_drawn(tmp_path):
     outcome = studied(lr=[30.0, 40.0, 50.0, 60.0, 70.0])  # 30 runs
     found = conclude(outcome)

@@ -143,6 +143,7 @@ def test_mistakes_are_found_before_anything_runs(change, message):
         tune(Study(**(TUNED | {"lr": 0.1})), "")
 
 
+@pytest.mark.processes
 def test_a_study_is_tuned_and_run_and_resumed(tmp_path, capsys, monkeypatch):
     path = Study(**(TUNED | {"algorithms": "push_pull", "tune": {"grid": [0.1, 0.3, 20.0]}})).save(
         tmp_path / "mine.toml"
@@ -163,3 +164,10 @@ def test_a_study_is_tuned_and_run_and_resumed(tmp_path, capsys, monkeypatch):
     text = capsys.readouterr().out
     keys = tomllib.loads(text[text.index('lr = "tune"') :])
     assert keys == {"lr": "tune", "tuned": outcome.study.tuned}
+
+
+def test_a_check_tells_what_tuning_costs(tmp_path, capsys):
+    path = Study(**TUNED).save(tmp_path / "mine.toml")
+    assert _run(["study", "check", str(path)], debug=True) == 0
+    # Two algorithms, three rates, one seed; four nodes, two trials, 60 steps.
+    assert "Before that, lr is tuned: 6 runs or more, 2.89e+03 gradients." in capsys.readouterr().out

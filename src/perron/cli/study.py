@@ -120,6 +120,11 @@ def check(study: StudyName, changes: Changes = None, as_json: Json = False) -> N
         return
     name = loaded.title or loaded.name
     print_lines(f"{name}: {len(loaded.runs)} runs, {gradients:.3g} gradients of a node in total.")
+    if loaded.is_tuned:
+        from perron.studies.tuner import first_round
+
+        tried = first_round(loaded).runs
+        print_lines(f"Before that, lr is tuned: {len(tried)} runs or more, {sum(map(cost, tried)):.3g} gradients.")
 
 
 @app.command()

@@ -82,6 +82,11 @@ def tune(study: Study, folder: str | Path, run: Callable[[Study, Path], Outcome]
     return Tuning(tuned, conclusion, failed)
 
 
+def first_round(study: Study) -> Study:
+    """Return the study that is run first: the whole grid."""
+    return tuning_study(study, sorted(set(study.tune.grid)), _rounds(study)[0])
+
+
 def tuning_study(study: Study, rates: list[float], steps: int, only: dict[str, list[float]] | None = None) -> Study:
     """Return the study that tries learning rates: all, or of each algorithm (by its label) some of them."""
     algorithms = []

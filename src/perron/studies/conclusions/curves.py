@@ -138,7 +138,8 @@ def _conclude(table: Table, figure: Figure, goals: Mapping[str, float], metrics:
     every = [curve for _, own in found for curve in own]
     unit, prefix = _unit(every) if x == "bytes" else (1.0, "")
     x_title = f"{prefix}B sent" if x == "bytes" else X_TITLES.get(x, text.metric_title(x))
-    sentences = _sentences(every, y=y, x=x_title, goal=None if goal is None else (goal, unit))
+    ceiling, log = _range(every, y)
+    sentences = _sentences(every, y=y, x=x_title, target=goal, ceiling=ceiling)
     about = " ".join(sentences)
     paper: dict[str, Any] = {
         "width": PAGE_COLUMNS[figure.columns],
@@ -146,7 +147,6 @@ def _conclude(table: Table, figure: Figure, goals: Mapping[str, float], metrics:
         "share": larger_is_better(y),
         "about": about,
     }
-    ceiling, log = _range(every, y)
     same = _same_rates(every)
     panels = [
         Panel(_title(panel), [_line(curve, ceiling, unit, log=log, rate=same) for curve in own]) for panel, own in found
@@ -184,7 +184,11 @@ def _range(every: Sequence[Curve], y: str) -> tuple[float, bool]:
     sound = [curve.best for curve in every if not curve.best.diverged]
     firsts = [float(one.mean[0]) for one in sound or [curve.best for curve in every] if isfinite(one.mean[0])]
     means = np.concatenate([one.mean for one in sound]) if sound else np.array(firsts)
-    limit = GROWTH * max((abs(first) for first in firsts if first), default=np.inf)
+    peaks = sorted(float(np.nanmax(np.abs(one.mean))) for one in sound)
+    usual = max(
+        [abs(first) for first in firsts] + peaks[: (len(peaks) + 1) // 2], default=0.0
+    )  # starts, and half of the peaks
+    limit = GROWTH * usual or np.inf
     shown = means[np.isfinite(means) & (means <= limit)]
     if not len(shown):
         return np.inf, False
@@ -291,12 +295,12 @@ def _plain(value: float) -> str:
     return f"{value:.4g}" if isfinite(value) else ""
 
 
-def _sentences(every: Sequence[Curve], *, y: str, x: str, goal: tuple[float, float] | None) -> list[str]:
+def _sentences(every: Sequence[Curve], *, y: str, x: str, target: float | None, ceiling: float) -> list[str]:
     name, best = text.metric_title(y), "largest" if larger_is_better(y) else "smallest"
     end = f"the {best} mean {name} over the last tenth of the records"
     sentences = []
     if any(len(curve.candidates) > 1 for curve in every):
-        rule = end if goal is None else f"the fewest {x} to {name} {goal[0]:g} (or, if no step gets there, {end})"
+        rule = end if target is None else f"the fewest {x} to {name} {target:g} (or, if no step gets there, {end})"
         sentences.append(
             f"The best step of an algorithm is the one with {rule}; a step with a run that diverged is none."
         )
@@ -304,7 +308,7 @@ def _sentences(every: Sequence[Curve], *, y: str, x: str, goal: tuple[float, flo
     if counts[-1] > 1:
         over = str(counts[0]) if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
         sentences.append(f"Curves are means over {over} runs and trials; bands are two standard errors.")
-    if goal is not None:
+    if target is not None:
         sentences.append("A run that ends at its target keeps its last value.")
     if edges := [f"{curve.label} (lr {curve.best.lr:.3g})" for curve in every if curve.edge]:
         sentences.append(f"At an edge of the grid, which should be extended: {'; '.join(dict.fromkeys(edges))}.")
@@ -317,6 +321,8 @@ def _sentences(every: Sequence[Curve], *, y: str, x: str, goal: tuple[float, flo
     if cut:
         places = [f"{title}: {'; '.join(own)}" if title else "; ".join(own) for title, own in cut.items()]
         sentences.append(f"Runs that diverged are cut off or not drawn. {'. '.join(places)}.")
+    if clipped := [curve.label for curve in every if not curve.best.diverged and np.nanmax(curve.best.mean) > ceiling]:
+        sentences.append(f"Values above {ceiling:.2g} are not shown: {'; '.join(dict.fromkeys(clipped))}.")
     if stopped := sum(one.interrupted for curve in every for one in curve.candidates):
         sentences.append(f"{stopped} runs were interrupted; their curves end there.")
     return sentences
