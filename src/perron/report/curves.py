@@ -240,12 +240,11 @@ class _StepCosts:
 def _size(run: Run) -> tuple[int, int, int | None]:
     """Return the length of the model, the bytes of a number, and the number of samples."""
     problem, wire = run.problem, {"float32": 4, "float64": 8, None: None}[run.precision]
-    if problem.get("dim") is not None:
+    on_data = "l2" in problem  # a linear model, whose size depends on its data
+    if "dim" in problem and not on_data:
         return int(problem["dim"]), wire or 8, problem.get("samples")
     mine = problem["kind"] in run.sources  # a problem of the user's own may need its number of nodes
-    made: Any = run.build_problem(
-        run.nodes if mine or "l2" in problem else 1
-    )  # knows its size, if its data are on this machine
+    made: Any = run.build_problem(run.nodes if mine or on_data else 1)  # knows its size, if its data are here
     if made.sample_counts is not None:
         return made.dim, wire or made.dtype.itemsize, int(made.sample_counts.sum())
     return made.dim, wire or made.dtype.itemsize, None if mine else sum(map(len, made.parts))
