@@ -88,13 +88,16 @@ def test_goals_of_unknown_metrics_are_refused():
 
 
 def test_costs_count_gradients_and_bytes_as_sent():
-    plain, short = run(steps=40), run(steps=40, wire="bf16")
+    plain, short, scaled = (run(steps=40, wire=wire) for wire in (None, "bf16", "int8"))
     local = simulate(PROBLEM, FOCUS(local_steps=3), MIXING, lr=0.01, steps=40, every=10)
     assert plain.costs["gradients"].tolist() == plain.steps.tolist()
     assert local.costs["gradients"].tolist() == (3 * local.steps).tolist()
     links = len(MIXING.pull_graph.edges) + len(MIXING.push_graph.edges)
     assert plain.costs["bytes"].tolist() == (plain.steps * links * 3 * 8).tolist()  # x and y, three float64 each
     assert short.costs["bytes"].tolist() == (short.steps * links * 3 * 2).tolist()
+    assert (
+        scaled.costs["bytes"].tolist() == (scaled.steps * links * (3 * 1 + 4)).tolist()
+    )  # and a scale in single precision
 
 
 # ---- files and notebooks

@@ -148,6 +148,7 @@ class Counting(Recording):
     Args:
         node: the node whose exchanges are counted.
         wire: bytes of one number on the wire; those of the tensor if None.
+        extra: bytes of each message besides its numbers, as for a scale.
         block: two lengths; vectors of the first length stand for vectors of the second, of which they are a block.
         link_count: returns the number of edges of a side in a step; without it, totals are not counted.
 
@@ -161,11 +162,12 @@ class Counting(Recording):
         node: Node,
         *,
         wire: int | None = None,
+        extra: int = 0,
         block: tuple[int, int] = (0, 0),
         link_count: Callable[[Side, int], int] = lambda _side, _step: 0,
     ) -> None:
         super().__init__(node)
-        self.wire, self.block, self.link_count = wire, block, link_count
+        self.wire, self.extra, self.block, self.link_count = wire, extra, block, link_count
         self.messages: dict[Side, int] = {"pull": 0, "push": 0}
         self.bytes: dict[Side, int] = {"pull": 0, "push": 0}
         self.total_messages = self.total_bytes = 0
@@ -175,7 +177,7 @@ class Counting(Recording):
         if verb != "mean":
             side: Side = "pull" if verb == "pull" else "push"
             part, whole = self.block
-            size = (whole if x.shape[-1] == part else x.shape[-1]) * (self.wire or x.element_size())
+            size = (whole if x.shape[-1] == part else x.shape[-1]) * (self.wire or x.element_size()) + self.extra
             edges = self.link_count(side, self.step)
             self.messages[side] += 1
             self.bytes[side] += size

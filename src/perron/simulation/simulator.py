@@ -241,9 +241,11 @@ class Running:
 
     def _counting(self) -> Counting:
         """A node that counts what one step sends; over a network that does not vary, every step sends the same."""
-        wire = {"bf16": 2, "int8": 1, None: None}[self.simulation.wire]
+        wire, extra = {"bf16": (2, 0), "int8": (1, 4), None: (None, 0)}[
+            self.simulation.wire
+        ]  # int8: a scale for each message
         block = (self.blockwise.blocks[0].stop, self.simulation.problem.dim) if self.blockwise else (0, 0)
-        return Counting(self.node, wire=wire, block=block, link_count=self.simulation.mixing.link_count)
+        return Counting(self.node, wire=wire, extra=extra, block=block, link_count=self.simulation.mixing.link_count)
 
     def snapshot(self) -> Snapshot:
         """Return everything that is known after the current step."""
