@@ -252,7 +252,7 @@ def test_links_of_networks_that_vary():
         other = Simulation(problem=problem, algorithm=PushPull(), mixing=varying, lr=0.05, repeats=1e-12)
     for one, two in zip(plain.iterates(20), other.iterates(20), strict=True):
         assert torch.allclose(one.state.x, two.state.x, rtol=0, atol=1e-12)
-    with pytest.raises(PerronError, match=r"2 graphs in turn: a late message"):
+    with pytest.raises(PerronError, match=r"varies in time: a late message"):
         Simulation(problem=problem, algorithm=PushPull(), mixing=varying, lr=0.05, delay=1)
 
 

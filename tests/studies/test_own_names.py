@@ -223,6 +223,22 @@ def test_a_failing_import_names_file_and_line(folder):
         load(folder / "study.toml")
 
 
+def test_code_that_fails_in_a_run_is_named(folder):
+    module = (
+        (folder / "module_of_mine.py")
+        .read_text()
+        .replace("def wheel", "def broken(n: int):\n    return 1 / 0\n\n\ndef wheel")
+    )
+    (folder / "module_of_mine.py").write_text(module)
+    line = module[: module.index("1 / 0")].count("\n") + 1
+    (folder / "study.toml").write_text(
+        STUDY.replace('{ use = "module_of_mine:wheel", spokes = 2 }', '"module_of_mine:broken"')
+    )
+    outcome = run_study(load(folder / "study.toml"), folder / "results", workers=1)
+    assert len(outcome.failed) == 3
+    assert all(f"module_of_mine.py:{line}: ZeroDivisionError" in reason for reason in outcome.failed.values())
+
+
 def test_weights_of_a_network_file(folder):
     (folder / "networks" / "cities.gml").write_text(CITIES.replace("target 1", "target 1 weight 3"))
     changes = {"topologies": [{"name": "file:networks/cities.gml", "undirected": True}], "weights": ["file", "uniform"]}

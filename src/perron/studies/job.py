@@ -26,6 +26,7 @@ from perron._storage.atomic import write_bytes
 from perron.errors import FileError, PerronError
 from perron.monitor.records import LIVE, Records
 from perron.networks._checks import BYTES_PER_NODE
+from perron.studies import own
 from perron.studies.provenance import versions
 
 if TYPE_CHECKING:
@@ -131,7 +132,7 @@ def perform(job: Job, on_progress: Callable[[Report], None], *, shared: bool = T
     except MemoryError:
         return Result("", b"", "ran out of memory")
     except Exception as error:  # whatever it is, the other runs continue and this one is named
-        return Result("", b"", f"{type(error).__name__}: {error}")
+        return Result("", b"", own.describe(error, job.run.folder))
     finally:
         if live is not None:
             live.close()

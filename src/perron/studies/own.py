@@ -121,11 +121,7 @@ def _import(name: str, folder: str) -> Any:
     try:
         found: Any = import_module(module)
     except Exception as error:
-        own = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename.startswith(folder)]
-        line = f"{own[-1].filename}:{own[-1].lineno}: " if own else ""
-        if isinstance(error, SyntaxError):
-            line = f"{error.filename}:{error.lineno}: "
-        raise PerronError(f"{name} cannot be imported from {folder}: {line}{type(error).__name__}: {error}") from None
+        raise PerronError(f"{name} cannot be imported from {folder}: {describe(error, folder)}") from None
     local = Path(folder, *module.split(".")).with_suffix(".py")
     if local.is_file() and Path(getattr(found, "__file__", None) or "") != local:
         raise PerronError(f"{name}: another module {module!r} is loaded from {found.__file__}; rename {local.name}.")
@@ -134,6 +130,15 @@ def _import(name: str, folder: str) -> Any:
             raise PerronError(f"{name}: {getattr(found, '__name__', found)} has no {part!r}.")
         found = getattr(found, part)
     return found
+
+
+def describe(error: Exception, folder: str) -> str:
+    """Return what an error says, after the last line of the user's own code that led to it."""
+    own = [frame for frame in traceback.extract_tb(error.__traceback__) if folder and frame.filename.startswith(folder)]
+    line = f"{own[-1].filename}:{own[-1].lineno}: " if own else ""
+    if isinstance(error, SyntaxError):
+        line = f"{error.filename}:{error.lineno}: "
+    return f"{line}{type(error).__name__}: {error}"
 
 
 def _path(name: str, folder: str) -> Path:
