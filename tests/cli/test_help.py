@@ -393,6 +393,7 @@ def test_values_behind_a_hash_are_defaults_or_valid(tmp_path):
             "until",
             "figure",
             "tune",
+            "wire",
         ):  # whose defaults are nothing
             assert change[key] == default or [change[key]] == default, key
     for part in after.split("\n\n"):
