@@ -1,12 +1,11 @@
 """How objects show themselves: drawings in notebooks, short text in a terminal, public names under the tab key."""
 
-from types import ModuleType
 from xml.etree import ElementTree
 
 import numpy as np
 import pytest
+from public_names import public_modules
 
-import perron
 from perron import Graph, Mixing, topologies
 from perron.networks.layout import layout
 from perron.studies import Outcome, Study
@@ -71,15 +70,6 @@ def test_studies_and_their_results_are_short():
     assert (
         repr(Outcome(study, "results/mine", pd.DataFrame(), 0.0)) == "<Outcome of 'mine': 0 of 2 runs, in results/mine>"
     )
-
-
-def public_modules():
-    found, new = [], [perron]
-    while new:
-        found += new
-        offered = [getattr(module, name) for module in new for name in getattr(module, "__all__", [])]
-        new = [value for value in offered if isinstance(value, ModuleType) and value not in found]
-    return found
 
 
 @pytest.mark.parametrize("module", public_modules(), ids=lambda module: module.__name__)

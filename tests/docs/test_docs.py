@@ -9,11 +9,11 @@ import subprocess
 import sys
 from importlib.util import find_spec
 from pathlib import Path
-from types import ModuleType
 
 import doc_blocks
 import pytest
 from markdown_it import MarkdownIt
+from public_names import public_modules
 
 import perron
 
@@ -169,16 +169,6 @@ def test_notebooks_are_stored_without_output(path):
     cells = [cell for cell in json.loads(path.read_text())["cells"] if cell["cell_type"] == "code"]
     assert cells
     assert not any(cell["outputs"] or cell["execution_count"] for cell in cells), f"{path.name}: clear all outputs"
-
-
-def public_modules() -> list[ModuleType]:
-    """perron, its public subpackages, and the modules that these offer by name."""
-    found, new = [], [perron]
-    while new:
-        found += new
-        offered = [getattr(module, name) for module in new for name in getattr(module, "__all__", [])]
-        new = [value for value in offered if isinstance(value, ModuleType) and value not in found]
-    return found
 
 
 def test_every_name_is_in_the_reference():

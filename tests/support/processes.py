@@ -15,6 +15,8 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
+from perron import PerronError
+
 HERE = Path(__file__).parent
 HANG = 600.0  # seconds that nothing takes unless it hangs, not even on a machine with much else to do
 
@@ -136,6 +138,17 @@ def report_checks(namespace):
             file.write(json.dumps([name, wrong]) + "\n")
             if wrong:
                 break
+
+
+def refused(action, *words, kind=PerronError):
+    """The action raises an error that has these words."""
+    try:
+        action()
+    except kind as error:
+        missing = [word for word in words if word not in str(error)]
+        assert not missing, f"{missing} not in {error}"
+    else:
+        raise AssertionError("not refused")
 
 
 def _results(folder, n):

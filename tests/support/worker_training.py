@@ -8,14 +8,13 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 import worker_parity
-from processes import run_group
+from processes import refused, run_group
 from torch import nn
 
 import perron
 from perron import ALGORITHMS, Mixing, Simulation
 from perron.distributed import exchange
 from perron.distributed.optimizer import Decentralized
-from perron.errors import PerronError
 from perron.networks import topologies
 from perron.problems import Quadratic
 from perron.random import NOISE, Keyed
@@ -74,16 +73,6 @@ def simulated(algorithm, *, mixing=MIXING, lr=LR, problem=PROBLEM, steps=STEPS):
 def close(ours, theirs, tolerance=1e-12):
     off = float((ours - theirs).abs().max())
     assert off <= tolerance, off
-
-
-def refused(what, *words):
-    try:
-        what()
-    except PerronError as error:
-        missing = [word for word in words if word not in str(error)]
-        assert not missing, f"{missing} not in {error}"
-    else:
-        raise AssertionError("not refused")
 
 
 def check_equals_the_simulator():
