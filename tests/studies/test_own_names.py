@@ -13,6 +13,7 @@ from processes import HANG
 import perron
 from perron.errors import PerronError
 from perron.studies import read_study, run_study
+from perron.studies.check import check_networks
 from perron.studies.spec import Study, load
 
 MODULE = '''
@@ -237,6 +238,24 @@ def test_code_that_fails_in_a_run_is_named(folder):
     outcome = run_study(load(folder / "study.toml"), folder / "results", workers=1)
     assert len(outcome.failed) == 3
     assert all(f"module_of_mine.py:{line}: ZeroDivisionError" in reason for reason in outcome.failed.values())
+
+
+def test_check_builds_every_network(folder):
+    file = folder / "networks.toml"
+    text = 'topologies = ["grid", "file:networks/cities.gml"]\nnodes = [4, 7]\nalgorithms = ["push_pull", "dsgd"]\n'
+    file.write_text(text + '[problem]\nkind = "quadratic"\n')
+    with pytest.raises(PerronError, match=r"^4 of 6 runs cannot work\. ") as raised:
+        check_networks(load(file).runs)
+    assert "push_pull on grid(7), random_integer, lr = 'default', seed 0 and 1 more: grid(n) needs a square" in str(
+        raised.value
+    )
+    assert str(raised.value).count("needs doubly stochastic weights") == 2
+    check_networks(load(file, {"nodes": 4, "weights": "balanced"}).runs)
+    done = subprocess.run(
+        [sys.executable, "-m", "perron", "study", "check", str(file)], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 1
+    assert "4 of 6 runs cannot work" in done.stderr
 
 
 def test_weights_of_a_network_file(folder):

@@ -60,7 +60,7 @@ class VarianceReduced(Algorithm):
         title, reference = PUBLISHED.get((kind, self.method), (f"{base.title} with {kind}", base.reference))
         return About(
             title=title, family=base.family, matrices=base.matrices, exact=base.exact, reference=reference,
-            speedup=base.speedup, robust=base.robust, samples=True,
+            speedup=base.speedup, robust=base.robust, samples=True, varying=base.varying,
         )  # fmt: skip
 
     @abstractmethod

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from perron._registry import NAME
-from perron.cli.app import OUTPUT, App, ExitCode, console, print_lines, print_status, print_table, write_json
+from perron.cli.app import OUTPUT, App, ExitCode, console, print_lines, print_status, print_table, waiting, write_json
 from perron.cli.options import (
     SHIPPED,
     Changes,
@@ -103,16 +103,19 @@ def new(
 
 @app.command()
 def check(study: StudyName, changes: Changes = None, as_json: Json = False) -> None:
-    """Check a study and estimate its work, without running it.
+    """Check a study and estimate its work, without running it: every network is built.
 
     perron study check demo
     perron study check examples/own_study.toml --set trials=5
     """
     from perron.studies._values import parse
+    from perron.studies.check import check_networks
     from perron.studies.job import cost
     from perron.studies.spec import load
 
     loaded = load(study, parse(changes or []))
+    with waiting("building the networks"):
+        check_networks(loaded.runs)
     gradients = sum(cost(run) for run in loaded.runs)
     if as_json:
         facts = {"name": loaded.name, "title": loaded.title, "conclusion": loaded.conclusion, "runs": len(loaded.runs)}

@@ -309,7 +309,7 @@ def _sentences(every: Sequence[Curve], *, y: str, x: str, target: float | None, 
         over = str(counts[0]) if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
         sentences.append(f"Curves are means over {over} runs and trials; bands are two standard errors.")
     if target is not None:
-        sentences.append("A run that ends at its target keeps its last value.")
+        sentences.append(f"To the target: the {x} from which on the mean stays as good as {target:g}.")
     if edges := [f"{curve.label} (lr {curve.best.lr:.3g})" for curve in every if curve.edge]:
         sentences.append(f"At an edge of the grid, which should be extended: {'; '.join(dict.fromkeys(edges))}.")
     if failed := list(dict.fromkeys(curve.label for curve in every if curve.best.diverged)):

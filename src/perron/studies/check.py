@@ -1,0 +1,47 @@
+"""What can be known about a study before it runs: whether its networks can be built, and whether they suit the algorithms."""
+
+from __future__ import annotations
+
+import json
+import warnings
+from collections.abc import Sequence
+
+from perron.errors import PerronError
+from perron.networks.facts import Network
+from perron.studies.run import Run
+
+
+def check_networks(runs: Sequence[Run]) -> None:
+    """Build every network, and check that it has what the algorithms need.
+
+    Raises:
+        PerronError: with the runs that would fail, and why.
+    """
+    networks: dict[str, Network | PerronError] = {}
+    refused: dict[str, list[Run]] = {}
+    for run in runs:
+        key = json.dumps([run.topology, run.topology_options, run.nodes, run.weights, run.network_seed])
+        try:
+            if key not in networks:
+                networks[key] = _network(run)
+            network = networks[key]
+            if isinstance(network, PerronError):
+                raise network
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # they are for the run
+                run.build_algorithm().check(network)
+        except PerronError as error:
+            refused.setdefault(str(error), []).append(run)
+    if refused:
+        count = sum(map(len, refused.values()))
+        reasons = [
+            f"{own[0]}{f' and {len(own) - 1} more' if len(own) > 1 else ''}: {why}" for why, own in refused.items()
+        ]
+        raise PerronError(f"{count} of {len(runs)} runs cannot work. {' '.join(reasons)}")
+
+
+def _network(run: Run) -> Network | PerronError:
+    try:
+        return Network(run.mixing())
+    except PerronError as error:
+        return error
