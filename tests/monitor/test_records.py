@@ -322,9 +322,10 @@ def test_tensorboard_has_the_table_of_a_study(tmp_path):
         ]
         for name, algorithm in zip(places, ("push_pull", "sgp"), strict=True):
             assert len(list((folder / "tensorboard" / name).iterdir())) == 1
-            mine = table[table.algorithm == algorithm].groupby("step")[STUDY["metrics"]].mean()
+            measured = [*STUDY["metrics"], "bytes", "gradients"]
+            mine = table[table.algorithm == algorithm].groupby("step")[measured].mean()
             found = scalars(folder / "tensorboard" / name)
-            assert sorted(found) == sorted(STUDY["metrics"])
+            assert sorted(found) == sorted(measured)
             for metric, points in found.items():
                 assert [step for step, _ in points] == mine.index.tolist()
                 assert np.float32([value for _, value in points]).tolist() == np.float32(mine[metric]).tolist()

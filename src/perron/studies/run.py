@@ -200,9 +200,16 @@ class Run(BaseModel):
 def problem_maker(problem: Mapping[str, Any], folder: str) -> Callable[..., Any]:
     """Return the function that makes a problem from the number of nodes and its options."""
     kind = problem["kind"]
-    return (
-        ON_DATA[kind] if kind in ON_DATA and "data" in problem else own.find(kind, PROBLEMS, "kind of problem", folder)
-    )
+    if kind in ON_DATA and "data" in problem:
+        return ON_DATA[kind]
+    made = own.find(kind, PROBLEMS, "kind of problem", folder)
+    if kind == "logistic":  # the paper's samples; a slip in an option for others is better named as one of these
+        plain, others = options_model(made).model_fields, options_model(ON_DATA[kind]).model_fields
+        for key in (key for key in problem if key != "kind"):
+            lookup(key, {**plain, **others}, "option")
+        if needs := sorted(problem.keys() - plain.keys() - {"kind"}):
+            raise PerronError(f'{needs[0]} is for a dataset or a file: add data = "a9a" or data = "file:PATH".')
+    return made
 
 
 def split_sampler(options: Mapping[str, Any], folder: str) -> tuple[dict[str, Any], Callable[..., Mixing] | None]:
