@@ -103,7 +103,7 @@ def new(
 
 @app.command()
 def check(study: StudyName, changes: Changes = None, as_json: Json = False) -> None:
-    """Check a study and estimate its work, without running it: every network is built.
+    """Check a study and its networks, and estimate its work.
 
     perron study check demo
     perron study check examples/own_study.toml --set trials=5
