@@ -151,7 +151,7 @@ def test_without_data_it_is_the_papers(folder):
         ("l2 = 0.05", "regularization = 0.05", "no option 'regularization'.*There are: .*l2"),
         ('kind = "logistic"', 'kind = "logistics"', "did you mean 'logistic'"),
         ("batch = 2", 'batch = "some"', "batch"),
-        ('data = "file:sites/patients.csv"', "", "no option 'test'"),
+        ('data = "file:sites/patients.csv"', "", "is for a dataset or a file: add data"),
         ('kind = "logistic"\ndata = "file:sites/patients.csv"', 'kind = "ridge"', "data: it is required"),
     ],
 )
