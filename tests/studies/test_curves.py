@@ -255,6 +255,12 @@ def test_interrupted_runs_end_where_they_were_interrupted():
     assert found.tables[TABLE]["remark"].item() == "1 of 2 runs interrupted"
 
 
+def test_the_same_run_in_two_results_counts_once(sweep):
+    once, twice = compare(sweep), compare([sweep, sweep])
+    pd.testing.assert_frame_equal(twice.tables[TABLE], once.tables[TABLE])
+    assert twice.sentences == [*once.sentences, "Runs that are in several of the results count once: 24 were left out."]
+
+
 def test_only_results_are_compared():
     with pytest.raises(PerronError, match="takes histories, results of studies"):
         compare([3])

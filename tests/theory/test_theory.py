@@ -1,5 +1,6 @@
 """Theory held against the simulator: levels, stable steps, rates, transients, horizons, sensitivities."""
 
+import time
 import warnings
 from dataclasses import replace
 
@@ -12,6 +13,7 @@ from perron.algorithms.base import Algorithm
 from perron.algorithms.centralized import CentralizedSGD, ModelState
 from perron.algorithms.moves import Moving
 from perron.errors import MixingError, PerronError
+from perron.monitor.progress import waiting
 from perron.networks import topologies
 from perron.problems import Logistic, Quadratic
 from perron.theory.horizon import Horizon, crossover
@@ -460,3 +462,13 @@ def test_checks_and_theory_agree_on_momentum():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         theory.rate(PushPull(), mixing, 1e-4, 1.0)
+
+
+def test_a_long_search_says_what_it_does():
+    """After the time that is given, and only then."""
+    said = []
+    with waiting("thinking", said.append, after=0.01):
+        time.sleep(0.3)
+    with waiting("resting", said.append, after=100.0):
+        pass
+    assert said == ["perron: thinking ..."]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import math
 import zipfile
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from perron.errors import FileError
+from perron.errors import FileError, FormatError
 
 MAX_UNPACKED = 2**30  # bytes
 
@@ -38,6 +39,28 @@ def read(path: Path) -> dict[str, Any]:
         raise FileError(f"Cannot read {path}: {error.strerror or error}.") from None
     except Exception as error:  # zipfile and numpy raise nearly anything on a damaged archive
         raise FileError(f"{path} is not an .npz file that can be read: {error}.") from None
+
+
+def read_with_header(path: Path, kind: str, form: int, written_by: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the arrays of a file that perron wrote, and its header: the JSON text in the array ``perron_KIND``.
+
+    Args:
+        path: the file.
+        kind: what it holds, as ``"mixing"``.
+        form: the format that is read; a header without a format has it.
+        written_by: the call that writes such a file, for the error.
+    """
+    arrays, name = read(path), f"perron_{kind}"
+    if name not in arrays:
+        raise FileError(f"{path} holds no {kind} but {sorted(arrays)}. Write one with {written_by}.")
+    try:
+        header: dict[str, Any] = json.loads(str(arrays[name]))
+        found = header.get("format", form)
+    except (AttributeError, json.JSONDecodeError) as error:
+        raise FileError(f"{path} is damaged: {error!r}.") from None
+    if found != form:
+        raise FormatError(f"{path} has format {found!r:.20}; this version of perron reads {form}.")
+    return arrays, header
 
 
 def _array_size(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> int:

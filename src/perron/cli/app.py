@@ -9,10 +9,9 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from enum import IntEnum
 from inspect import cleandoc
-from threading import Timer
 from typing import TYPE_CHECKING, Any
 
 import typer
@@ -21,6 +20,7 @@ from typer.core import TyperCommand, TyperGroup
 from perron._registry import unknown
 from perron._storage.jsonable import to_json
 from perron.errors import strip_control
+from perron.monitor import progress
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderableType
@@ -140,16 +140,9 @@ def print_status(text: str) -> None:
             os.dup2(nowhere, descriptor)
 
 
-@contextmanager
-def waiting(text: str) -> Iterator[None]:
+def waiting(text: str) -> AbstractContextManager[None]:
     """Tell on standard error what is being done, once it has taken two seconds."""
-    timer = Timer(2.0, print_status, [f"perron: {text} ..."])
-    timer.daemon = True
-    timer.start()
-    try:
-        yield
-    finally:
-        timer.cancel()
+    return progress.waiting(text, print_status)
 
 
 def _strip_lines(text: str) -> str:

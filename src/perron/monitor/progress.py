@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from threading import Timer
 from typing import Any
 
 OnProgress = Callable[[int, Mapping[str, float]], None]
@@ -16,6 +18,23 @@ TITLES = {
     "test_accuracy": "test accuracy",
     "grad_norm_sq": "|grad|²",
 }
+
+
+def _tell(text: str) -> None:
+    if sys.stderr.isatty():
+        sys.stderr.write(f"{text}\n")
+
+
+@contextmanager
+def waiting(text: str, tell: Callable[[str], object] = _tell, *, after: float = 2.0) -> Iterator[None]:
+    """Tell what is being done, by default on a terminal, once it has taken ``after`` seconds."""
+    timer = Timer(after, tell, [f"perron: {text} ..."])
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 class Bar:

@@ -33,7 +33,7 @@ from scipy.sparse import csr_array
 from perron._storage import npz
 from perron._storage.atomic import write_bytes
 from perron._typing import FloatArray
-from perron.errors import FileError, FormatError, GraphError, MixingError
+from perron.errors import FileError, GraphError, MixingError
 from perron.networks import _formats
 from perron.networks._checks import check_nodes
 from perron.networks._formats import WeightedNetwork, edge_list, table, xml
@@ -79,19 +79,14 @@ def write_matrix(matrix: Any, path: str | Path) -> Path:
 def read_mixing(path: str | Path) -> Mixing:
     """Read a `Mixing` that `write_mixing` wrote, with all checks of the constructor."""
     path = Path(path)
-    arrays = npz.read(path)
-    if "perron_mixing" not in arrays:
-        raise FileError(f"{path} holds no mixing but {sorted(arrays)}. Write one with write_mixing(mixing, path).")
+    arrays, header = npz.read_with_header(path, "mixing", FORMAT, "write_mixing(mixing, path)")
     try:
-        header = json.loads(str(arrays["perron_mixing"]))
-        if (form := header.get("format", FORMAT)) != FORMAT:
-            raise FormatError(f"{path} has format {form!r:.20}; this version of perron reads {FORMAT}.")
         n = header["nodes"]
         pull, push = (
             [_to_csr(arrays, f"{side}{k}_", n, path) for k in range(header[side])] for side in ("pull", "push")
         )
         return Mixing(pull or None, push or None, connected=header["connected"], name=header["name"])
-    except (KeyError, TypeError, AttributeError, json.JSONDecodeError) as error:
+    except (KeyError, TypeError, AttributeError) as error:
         raise FileError(f"{path} is damaged: {error!r}.") from None
     except MixingError as error:
         raise FileError(f"{path}: {error}") from None

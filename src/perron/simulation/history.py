@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from html import escape
@@ -17,7 +16,7 @@ from perron._storage import npz
 from perron._storage.atomic import write_bytes
 from perron._storage.jsonable import to_json
 from perron._typing import FloatArray, IntArray
-from perron.errors import FileError, FormatError, PerronError
+from perron.errors import FileError, PerronError
 from perron.simulation.metrics import Metric, Snapshot, bytes_sent, chosen, larger_is_better, needs_previous
 
 if TYPE_CHECKING:
@@ -115,16 +114,11 @@ class History:
     def load(cls, path: str | Path) -> History:
         """Read the results that `save` wrote."""
         path = Path(path)
-        arrays = npz.read(path)
-        if "perron_history" not in arrays:
-            raise FileError(f"{path} holds no history but {sorted(arrays)}. Write one with history.save(path).")
+        arrays, header = npz.read_with_header(path, "history", FORMAT, "history.save(path)")
         try:
-            header = json.loads(str(arrays["perron_history"]))
-            if (form := header["format"]) != FORMAT:
-                raise FormatError(f"{path} has format {form!r:.20}; this version of perron reads {FORMAT}.")
             values, costs = ({name: arrays[f"{kind}_{k}"] for k, name in enumerate(header[kind])} for kind in KINDS)
             history = cls(arrays["steps"], values, arrays["trials"], header["about"], header["interrupted"], costs)
-        except (KeyError, TypeError, AttributeError, json.JSONDecodeError) as error:
+        except (KeyError, TypeError, AttributeError) as error:
             raise FileError(f"{path} is damaged: {error!r}.") from None
         shape = (len(history.steps), len(history.trials))
         if any(v.shape != shape for v in values.values()) or any(c.shape != shape[:1] for c in costs.values()):

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from perron.algorithms.base import Algorithm, advance
 from perron.errors import PerronError
+from perron.monitor.progress import waiting
 from perron.networks.facts import Network
 from perron.networks.mixing import Mixing
 from perron.problems.base import Problem
@@ -73,6 +74,7 @@ def rate(algorithm: Algorithm, network: Network | Mixing, lr: float, problem: Pr
 
 
 @single_threaded()
+@waiting("searching for stable steps")
 def stable_lr(algorithm: Algorithm, network: Network | Mixing, problem: Problem | Curvature) -> StableRange | None:
     """Return the interval of steps for which the recursion at the optimum contracts, or None if there is none.
 

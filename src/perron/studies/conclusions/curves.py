@@ -56,20 +56,28 @@ def compare(results: Any, **options: Any) -> Conclusion:
     single = isinstance(results, History | Outcome | str | Path)
     tables: list[Table] = []
     goals: dict[str, float] = {}
+    seen, again = set[tuple[str, str]](), 0
     for place, given in enumerate([results] if single else results):
         one = read_study(given) if isinstance(given, str | Path) else given
         if isinstance(one, History):
             tables.append(_history_table(one, place))
             goals |= one.about.get("until") or {}
         elif isinstance(one, Outcome):
-            tables.append(one.table.assign(study=one.study.name, run=f"{place} " + one.table["run"]))
+            keys = {(one.study.name, str(key)) for key in one.table["run"].unique()}
+            again, new = again + len(keys & seen), {key for _, key in keys - seen}  # the same run is no second sample
+            seen |= keys
+            own = one.table[one.table["run"].isin(new)]
+            tables.append(own.assign(study=one.study.name, run=f"{place} " + own["run"]))
             goals |= one.study.until
         else:
             raise PerronError(f"compare takes histories, results of studies and their directories; got {brief(one)}.")
     if not any(len(table) for table in tables):
         raise PerronError("There are no results to compare.")
     table: Table = pd.concat(tables, ignore_index=True)
-    return _conclude(table, validate(Figure, options), goals, list(_metrics(tables)))
+    found = _conclude(table, validate(Figure, options), goals, list(_metrics(tables)))
+    if again:
+        found.sentences.append(f"Runs that are in several of the results count once: {again} were left out.")
+    return found
 
 
 def curves(outcome: Outcome) -> Conclusion:
