@@ -62,6 +62,13 @@ y_i^{+} &= B_{ii}\,y_i + \textstyle\sum_j B_{ij}\,(s_{ij} - r_{ij}) + \nabla f_i
 x_i^{+} &= A_{ii}\,x_i + \textstyle\sum_j A_{ij}\,x_{ij} - \eta\,y_i^{+}
 \end{aligned}
 """  # about single links rather than matrices
+ROUNDS = {  # what comes before the exchange
+    "local_push_pull": r"z &= x,\quad\text{then } H \text{ times}\quad z \mathrel{-}= \eta\,(\nabla f(z) + y - h),\qquad "
+    r"h^{+} = \text{mean of the } H \text{ gradients}",
+    "push_pull_diloco": r"z &= x,\quad\text{then } H \text{ times}\quad z \mathrel{-}= \eta\,\nabla f(z),\qquad p^{+} = x - z",
+    "diloco": r"z &= x,\quad\text{then } H \text{ times}\quad z \mathrel{-}= \eta\,\nabla f(z)",
+    "local_sgd": r"z &= x,\quad\text{then } H \text{ times}\quad z \mathrel{-}= \eta\,\nabla f(z)",
+}
 WORDS = {
     "lr": r"\eta", "theta": r"\theta", "phi": r"\phi", "psi": r"\psi", "nesterov": r"\mathrm{nesterov}",
     "heavy": r"\mathrm{heavy}", "momentum": r"\mathrm{momentum}", "mean": r"\operatorname{mean}", "max": r"\max",
@@ -118,9 +125,11 @@ def recursion(name: str) -> tuple[str, list[str]]:
     if hasattr(algorithm, "damped"):
         pieces = [re.sub(r",  or (.*) where undamped", "" if algorithm.damped else r"  \1", piece) for piece in pieces]
         pieces = [re.sub(r"x\+ = \(phi \+ W phi\)/2  ", "x+ = ", piece) for piece in pieces]
+    pieces = [piece for piece in pieces if not piece.startswith("z = x, then")]  # ROUNDS has it
     equations = [piece for piece in pieces if re.match(r"\w+\+? = ", piece) and "Mixing" not in piece]
     notes = [re.sub(r"^\((.*)\)$", r"\1", piece) for piece in pieces if piece not in equations]
-    rows = " \\\\\n".join(tex(equation) for equation in equations)
+    typeset = [*([ROUNDS[name]] if name in ROUNDS else []), *(tex(equation) for equation in equations)]
+    rows = " \\\\\n".join(typeset)
     return f"\\begin{{aligned}}\n{rows}\n\\end{{aligned}}", notes
 
 
@@ -203,7 +212,8 @@ def index(measured: dict[str, dict[str, list[str]]]) -> str:
         "  brackets, times L); for biased methods the error left at the step 0.05. Variance-reduced methods: on least squares",
         "  with 20 samples of length 1 at each node, one of which is drawn in a step.",
         r"- noise ratio: stationary E|x-hat - x\*|^2 over the closed form of centralized SGD with as many nodes, effective",
-        "  step 0.05, on exponential graphs: 1 means linear speedup in full. In brackets the standard error at n = 32.",
+        "  step 0.05, on exponential graphs: 1 means linear speedup in full. In brackets the standard error at n = 32. With",
+        "  local steps an iteration is a round, and centralized SGD has the mean of as many gradients in a step.",
         f"- {'; '.join(metrics)}.", "",
     ]  # fmt: skip
     return "\n".join(text)

@@ -17,7 +17,6 @@ import json
 import os
 import signal
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
@@ -31,7 +30,7 @@ from typing import Any
 import numpy as np
 import torch
 import torch.distributed as dist
-from links import Namespaces, Shape, avoiding, leaf, pictures, shaped, text_page, unavailable
+from links import Namespaces, Shape, avoiding, leaf, pictures, run_workers, shaped, text_page, unavailable
 from rich.console import Console
 from rich.table import Table
 from torch import Tensor, nn
@@ -250,24 +249,7 @@ def measured(nodes: int, cells: Sequence[Cell], spaces: Namespaces | None = None
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         (folder / "cells.json").write_text(json.dumps([asdict(cell) for cell in cells]))
-        device = "lo" if spaces is None else spaces.device
-        settings = os.environ | {"GLOO_SOCKET_IFNAME": device, "OMP_NUM_THREADS": "1"}
-        workers = []
-        try:
-            for rank in range(nodes):
-                before = [] if spaces is None else spaces.within(rank)
-                command = [*before, sys.executable, __file__, "worker", name, str(rank), str(nodes)]
-                workers.append(subprocess.Popen(command, env=settings))
-            while any(worker.poll() is None for worker in workers):
-                if any(worker.poll() for worker in workers):  # the others would wait for it
-                    break
-                time.sleep(0.2)
-        finally:
-            for worker in workers:
-                worker.kill()
-                worker.wait()
-        if any(worker.returncode for worker in workers):
-            sys.exit(f"A worker failed: exit codes {[worker.returncode for worker in workers]}.")
+        run_workers(__file__, [name], nodes, spaces)
         files = [json.loads((folder / f"{rank}.json").read_text()) for rank in range(nodes)]
     return [
         {entry.name: _per_step([one[place][entry.name] for one in files], cell.steps) for entry in cell.entries}

@@ -9,6 +9,8 @@ import os
 import shutil
 import statistics
 import subprocess
+import sys
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -56,6 +58,39 @@ def run(*command: str) -> str:
     if found.returncode:
         raise OSError(f"{' '.join(command)}: {found.stderr.strip()}")
     return found.stdout
+
+
+def run_workers(script: str, arguments: list[str], nodes: int, spaces: Any = None, ended: Any = None) -> None:
+    """Run ``script worker ARGUMENTS RANK NODES`` once per node, each in its namespace if there are any; end all if one fails.
+
+    ``ended(workers)``, if given, watches them until it returns.
+    """
+    device = "lo" if spaces is None else spaces.device
+    settings = os.environ | {"GLOO_SOCKET_IFNAME": device, "OMP_NUM_THREADS": "1"}
+    workers: list[subprocess.Popen[bytes]] = []
+    try:
+        for rank in range(nodes):
+            before = [] if spaces is None else spaces.within(rank)
+            command = [*before, sys.executable, script, "worker", *arguments, str(rank), str(nodes)]
+            workers.append(subprocess.Popen(command, env=settings))
+        if ended is not None:
+            ended(workers)
+        while any(worker.poll() is None for worker in workers):
+            if any(worker.poll() for worker in workers):  # the others would wait for it
+                break
+            time.sleep(0.2)
+    finally:
+        for worker in workers:
+            worker.kill()
+            worker.wait()
+    if any(worker.returncode for worker in workers):
+        sys.exit(f"A worker failed: exit codes {[worker.returncode for worker in workers]}.")
+
+
+def use_reno(spaces: Any) -> None:
+    """Choose TCP's congestion control in all namespaces: BBR does not fill a link in short bursts."""
+    for node in range(spaces.nodes):
+        run(*spaces.within(node), str(tool("sysctl")), "-qw", "net.ipv4.tcp_congestion_control=reno")
 
 
 class Namespaces:
@@ -109,13 +144,18 @@ def address(node: int) -> str:
     return f"{NETWORK}{node + 1}"
 
 
-def shaped(rank: int, slow: tuple[int, int | None] | None) -> None:
-    """Limit this node's uplink, from within its namespace."""
-    device = Namespaces.device
+def shaped(
+    rank: int, slow: tuple[int, int | None] | None, rates: tuple[int, int] = (FAST, SLOW), burst: str = "64kb"
+) -> None:
+    """Limit this node's uplink, from within its namespace, to the first of two rates in Mbit/s; what is slow to the second.
+
+    After a pause, ``burst`` bytes pass without a limit.
+    """
+    device, (fast, slower) = Namespaces.device, rates
     subprocess.run([str(tool("tc")), "qdisc", "del", "dev", device, "root"], capture_output=True, check=False)
     mine = slow is not None and slow[0] == rank
     if slow is None or not mine or slow[1] is None:
-        rate = SLOW if mine else FAST
+        rate = slower if mine else fast
         run(
             "tc",
             "qdisc",
@@ -127,14 +167,14 @@ def shaped(rank: int, slow: tuple[int, int | None] | None) -> None:
             "rate",
             f"{rate}mbit",
             "burst",
-            "64kb",
+            burst,
             "latency",
             "200ms",
         )
         return
     run("tc", "qdisc", "add", "dev", device, "root", "handle", "1:", "htb", "default", "10")
-    run("tc", "class", "add", "dev", device, "parent", "1:", "classid", "1:1", "htb", "rate", f"{FAST}mbit")
-    for name, rate in (("1:10", FAST), ("1:20", SLOW)):
+    run("tc", "class", "add", "dev", device, "parent", "1:", "classid", "1:1", "htb", "rate", f"{fast}mbit")
+    for name, rate in (("1:10", fast), ("1:20", slower)):
         run("tc", "class", "add", "dev", device, "parent", "1:1", "classid", name, "htb", "rate", f"{rate}mbit")
     to = f"{address(slow[1])}/32"
     run("tc", "filter", "add", "dev", device, "parent", "1:", "protocol", "ip", "u32",

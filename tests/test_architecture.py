@@ -19,7 +19,7 @@ ORDER = [
     ["networks"],
     ["plots"],
     ["algorithms", "data"],
-    ["problems"],
+    ["problems", "clock"],
     ["simulation", "distributed"],
     ["theory"],
     ["design", "advise"],
@@ -31,7 +31,7 @@ ORDER = [
 RANK = {unit: rank for rank, line in enumerate(ORDER) for unit in line}
 ONLY = {"torch.distributed": {"distributed"}, "typer": {"cli"}, "perron.paper": {"cli", "paper"}}  # who may import it
 FAMILIES = [path for path in (SOURCE / "algorithms").glob("*.py") if path.stem in {
-    "centralized", "federated", "pull_only", "push_only", "push_pull", "robust", "trees", "undirected",
+    "centralized", "federated", "local_steps", "pull_only", "push_only", "push_pull", "robust", "trees", "undirected",
 }]  # fmt: skip
 LINES = 400
 MODULES = sorted(SOURCE.rglob("*.py"))

@@ -1,5 +1,6 @@
 from . import advise as advise
 from . import algorithms as algorithms
+from . import clock as clock
 from . import data as data
 from . import design as design
 from . import distributed as distributed
@@ -18,6 +19,8 @@ from .algorithms.base import About as About
 from .algorithms.base import Algorithm as Algorithm
 from .algorithms.base import Query as Query
 from .algorithms.node import Node as Node
+from .clock import Clock as Clock
+from .clock import Machines as Machines
 from .distributed import CheckpointManager as CheckpointManager
 from .distributed import Decentralized as Decentralized
 from .distributed import init as init

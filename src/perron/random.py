@@ -21,7 +21,8 @@ FIRST = -4658895280553007687  # 0xBF58476D1CE4E5B9
 SECOND = -7723592293110705685  # 0x94D049BB133111EB
 AGAIN = FIRST  # turns a key into that of its second stream, from which repeated numbers are replaced
 RETRIES = 20  # bits: a draw owns 2^20 numbers of the second stream
-LOSSES, PARTICIPATION, NOISE, SAMPLES = 1, 2, 3, 4  # streams of a run, the same in the simulator and in processes
+# Streams of a run, the same in the simulator and in processes.
+LOSSES, PARTICIPATION, NOISE, SAMPLES, COMPUTE = 1, 2, 3, 4, 5
 BELOW_ONE = 1 - 2.0**-53  # the largest number below one; the last of the 2^53 values would round up to one
 BLOCK = 2**16  # smallest number of values to generate at a time
 

@@ -18,10 +18,12 @@ from perron import design, networks
 from perron._registry import lookup, options_model, unknown
 from perron._storage.jsonable import to_json, to_jsonable
 from perron.algorithms import ALGORITHMS
+from perron.algorithms.codecs import CODECS
 from perron.cli import _names, options
 from perron.cli import main as cli
 from perron.cli import study as study_cli
 from perron.cli.app import EXIT_CODES, Command, Group, examples, prose
+from perron.clock import presets
 from perron.data import datasets as data
 from perron.data import download as fetch
 from perron.errors import PerronError
@@ -118,14 +120,15 @@ def test_options_mean_the_same_everywhere():
             else:
                 assert parameter.metavar
     odd = {name: kinds for name, kinds in found.items() if len(kinds) > 1}
-    assert set(odd) == {"--out", "--from"}, odd  # a file or a directory; a study or a directory
+    # a file or a directory; a study or a directory; a level or a share; nodes or bytes
+    assert set(odd) == {"--out", "--from", "--target", "--size"}, odd
     panels = {command.rich_help_panel for command in ROOT.commands.values()}
     assert all(isinstance(panel, str) for panel in panels)  # every command stands in a group of the overview
 
 
 def test_defaults_are_told(capsys):
     out = " ".join(ran(capsys, "launch", "--help")[1].replace("│", "").split())
-    assert "Usage: perron launch [OPTIONS] SCRIPT [ARGS]..." in out
+    assert "Usage: perron launch [OPTIONS] [SCRIPT [ARGS]]..." in out
     assert "How many nodes to run on this machine (default: 4)." in out
     assert "The number of the first node on this machine (default: 0)." in out
     assert "(default: None" not in out
@@ -394,6 +397,7 @@ def test_values_behind_a_hash_are_defaults_or_valid(tmp_path):
             "figure",
             "tune",
             "wire",
+            "clock",
         ):  # whose defaults are nothing
             assert change[key] == default or [change[key]] == default, key
     for part in after.split("\n\n"):
@@ -444,7 +448,7 @@ def completed(capsys, monkeypatch, line):
             "perron advise ring --problem ",
             [kind for kind in run.PROBLEMS if kind not in {"text", *KINDS} - {"logistic"}],
         ),
-        ("perron design ring --goal ", list(design.GOALS)),
+        ("perron design ring --goal ", [*design.GOALS, "time"]),
         ("perron study run synth", ["synthetic-speedup"]),
         ("perron study new x --from mnist-", ["mnist-families", "mnist-speedup"]),
         ("perron data fetch ", list(fetch.CHECKSUMS)),
@@ -468,6 +472,8 @@ def test_completion_knows_all_names(tmp_path, monkeypatch):
         "PROBLEMS": tuple(
             kind for kind in run.PROBLEMS if kind not in {"text", *KINDS} - {"logistic"}
         ),  # of perron advise
+        "WIRES": tuple(CODECS),
+        "PRESETS": tuple(presets.names()),
         "DATASETS": tuple(fetch.CHECKSUMS),
     }
     monkeypatch.chdir(tmp_path)

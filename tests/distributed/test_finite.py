@@ -43,35 +43,30 @@ def test_integers_are_finite():
 class Stand:
     """All that an exchange needs of its node: names and neighbours."""
 
-    step, name, wire = 7, 10, None
+    step, name = 7, 10
     peers = SimpleNamespace(node_ids=[10, 11, 12, 13])
-
-    def __init__(self, wire=None):
-        self.wire = wire
 
     def neighbors(self, _side, _step):
         return SimpleNamespace(own=0.4)
 
 
-def told(tensors, *, own=None, kind=Exchange, wire=None, weights=(0.3, 0.2, 0.1)):
+def told(tensors, *, own=None, kind=Exchange, weights=(0.3, 0.2, 0.1)):
     """The error of an exchange with these messages of nodes 11, 12, 13; empty if there is none."""
-    exchange = kind(Stand(wire), "pull", torch.ones(5) if own is None else own)
-    sent = [tensor if wire is None else tensor.to(wire) for tensor in tensors]
-    exchange.finish([Message(k + 1, weights[k], tensor) for k, tensor in enumerate(sent)])
+    exchange = kind(Stand(), "pull", torch.ones(5) if own is None else own)
+    exchange.finish([Message(k + 1, weights[k], tensor) for k, tensor in enumerate(tensors)])
     return str(exchange.error or "")
 
 
 @pytest.mark.parametrize("kind", [Exchange, Gather])
-@pytest.mark.parametrize("wire", [None, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("weights", [(0.3, 0.2, 0.1), (0.6, 0.2, 0.1)], ids=["sum", "lerp"])
-def test_the_sender_is_named(kind, wire, weights):
+def test_the_sender_is_named(kind, weights):
     """Whether or not the result is in the memory of its message, and by whichever formula."""
     for value in KINDS:
         for sender in range(3):
             tensors = [torch.randn(5) for _ in range(3)]
-            assert told([one.clone() for one in tensors], kind=kind, wire=wire, weights=weights) == ""
+            assert told([one.clone() for one in tensors], kind=kind, weights=weights) == ""
             tensors[sender][2] = value
-            assert told(tensors, kind=kind, wire=wire, weights=weights).startswith(
+            assert told(tensors, kind=kind, weights=weights).startswith(
                 f"Node 10 received numbers that are not finite from node {11 + sender} in step 7 "
                 f"(edge node {11 + sender} -> node 10, pull of 5 numbers)."
             )

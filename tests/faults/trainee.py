@@ -45,16 +45,16 @@ def noted(optimizer, path):
 
 def corrupt(node, step, value):
     """From now on, the messages that a node posts in a step have a wrong number in them."""
-    encode = node.encode
+    exchange = node._exchange
 
-    def encoded(tensor):
-        sent = encode(tensor)
+    def corrupted(kind, side, x):
+        started = exchange(kind, side, x)
         if node.step == step:
-            sent = sent.clone()
-            sent.view(-1)[len(sent) // 2] = float(value)
-        return sent
+            started.message = started.message.clone()
+            started.message[len(started.message) // 2] = float(value)
+        return started
 
-    node.encode = encoded
+    node._exchange = corrupted
 
 
 def main(folder, options):

@@ -94,10 +94,9 @@ def test_costs_count_gradients_and_bytes_as_sent():
     assert local.costs["gradients"].tolist() == (3 * local.steps).tolist()
     links = len(MIXING.pull_graph.edges) + len(MIXING.push_graph.edges)
     assert plain.costs["bytes"].tolist() == (plain.steps * links * 3 * 8).tolist()  # x and y, three float64 each
-    assert short.costs["bytes"].tolist() == (short.steps * links * 3 * 2).tolist()
-    assert (
-        scaled.costs["bytes"].tolist() == (scaled.steps * links * (3 * 1 + 4)).tolist()
-    )  # and a scale in single precision
+    # A message ends with 8 bytes that identify it, and int8 has a scale of 2 bytes.
+    for history, size in ((short, 3 * 2 + 8), (scaled, 3 * 1 + 2 + 8)):
+        assert history.costs["bytes"].tolist() == (history.steps * links * size).tolist()
 
 
 # ---- files and notebooks

@@ -41,7 +41,7 @@ def test_all_files_are_there():
 
 
 @written("training")
-def test_a_training_resumes(copied, request):
+def test_a_training_resumes(copied):
     folder, expected = copied
     with kinds.group():
         model, optimizer, step = old.trainer()
@@ -50,11 +50,8 @@ def test_a_training_resumes(copied, request):
         assert found == checkpoint.Checkpoint(4, {"epoch": 1})
         for _ in range(3):
             step()
-        if any(commit in request.node.name for commit in ("900f450", "a51701b")):  # whose code rounds differently
-            for own, theirs in zip(old.numbers(model), expected, strict=True):
-                assert own == pytest.approx(theirs, rel=1e-6)
-        else:
-            assert old.numbers(model) == expected
+        for own, theirs in zip(old.numbers(model), expected, strict=True):  # processors round differently
+            assert own == pytest.approx(theirs, rel=1e-6, abs=1e-7)
         checkpoint.save(folder, optimizer)  # and goes on in the present format
         again = old.trainer()[1]
         assert checkpoint.load(folder, again).step == 7

@@ -4,6 +4,8 @@ import pytest
 
 from perron import AdamW, Clipped, Momentum, PushPull, simulate
 from perron.errors import PerronError
+from perron.schedules import cosine, warmup
+from perron.studies.conclusions import conclude
 from perron.studies.run import algorithm_of
 from perron.studies.runner import run_study
 from perron.studies.spec import load
@@ -36,6 +38,49 @@ def written(tmp_path):
         return path
 
     return write
+
+
+COUNTED = """
+title = "gradients"
+conclusion = "curves"
+topologies = ["exponential"]
+nodes = 4
+algorithms = ["push_pull", { name = "local_push_pull", local_steps = 8 }, { name = "diloco", local_steps = 5 }]
+lr = 0.02
+count = "gradients"
+steps = 80
+every = 16
+warmup = 12
+decay = "cosine"
+trials = 1
+metrics = ["grad_norm_sq"]
+figure = { x = "bytes", log_x = true }
+[problem]
+kind = "quadratic"
+noise_std = 0.1
+"""
+
+
+def test_steps_that_count_gradients(written, tmp_path):
+    """All methods get the same number of gradients, records and warm-up; one with local steps has fewer steps."""
+    study = load(written(COUNTED))
+    outcome = run_study(study, tmp_path / "results", progress=False)
+    for run, expected in zip(study.runs, [(80, 16, 12), (10, 2, 2), (16, 3, 3)], strict=True):
+        rows = outcome.table[outcome.table["run"] == run.key]
+        problem, algorithm, mixing = run.build()
+        steps, every, warm = expected
+        rate = warmup(cosine(0.02, steps=steps), warm)
+        history = simulate(problem, algorithm, mixing, steps=steps, every=every, lr=rate, progress=False)
+        assert rows["step"].tolist() == history.steps.tolist()
+        assert rows["grad_norm_sq"].tolist() == history["grad_norm_sq"][:, 0].tolist()
+        assert rows["gradients"].max() == 80
+        assert set(rows["steps"]) == {steps}
+    chart = conclude(outcome).figures["curves"]
+    assert chart.log_x
+    assert all(min(line.x) > 0 for panel in chart.panels for line in panel.lines)
+    uneven = COUNTED.replace('{ name = "diloco", local_steps = 5 }', '{ name = "diloco", local_steps = [1, 2, 3, 4] }')
+    outcome = run_study(load(written(uneven)), tmp_path / "uneven", progress=False)
+    assert [text for text in outcome.failed.values() if "Count steps instead" in text]
 
 
 def test_runs_have_the_moves_and_the_table_names_them(written, tmp_path):

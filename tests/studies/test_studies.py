@@ -15,7 +15,7 @@ import pandas as pd
 import psutil
 import pytest
 from processes import HANG
-from study_runs import LONG, QUICK, at_work, run_in_background, wait_for
+from study_runs import LONG, QUICK, run_in_background, suspend_one, wait_for
 
 from perron import Mixing, PushPull, simulate
 from perron._storage import tensorfile as saved
@@ -383,7 +383,7 @@ def test_a_killed_worker_is_named_and_the_others_finish(quick, tmp_path):
     out = tmp_path / "out"
     process = run_in_background(quick, out, *LONG, "--set", "steps=12000")
     wait_for(lambda: list((out / "runs").glob("*.parquet")))
-    wait_for(lambda: at_work(out))[0].kill()
+    suspend_one(out).kill()
     _, error = process.communicate(timeout=HANG)
     assert process.returncode == 3
     assert "its process was killed (exit code -9)" in error
@@ -410,7 +410,7 @@ def test_a_stopped_worker_is_named_and_the_others_finish(quick, tmp_path):
     out = tmp_path / "out"
     process = run_in_background(quick, out, *LONG, "--set", "timeout=0.3")
     wait_for(lambda: list((out / "runs").glob("*.parquet")))
-    wait_for(lambda: at_work(out))[0].suspend()
+    suspend_one(out)
     _, error = process.communicate(timeout=HANG)
     assert process.returncode == 3
     assert error.count("took longer than timeout = 0.3 minutes and was stopped") == 1

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 from hypothesis import strategies as st
 
-from perron import Graph, Mixing
+from perron import Graph, LocalPushPull, Mixing
+from perron.algorithms.local_steps import OuterSteps
 
 
 @st.composite
@@ -45,3 +48,15 @@ def network_for(algorithm, graph, seed=1):
     if matrices.startswith("W"):
         return Mixing.metropolis(graph.symmetric())
     return Mixing.spanning_trees(graph) if matrices == "R C" else Mixing.random_integer(graph, seed=seed)
+
+
+def single(algorithm):
+    """An algorithm with local steps as one with a single step in a round, and an outer step that adds nothing to it."""
+    if isinstance(algorithm, OuterSteps):
+        return replace(algorithm, local_steps=1, outer_lr=1.0, outer_momentum=0.0)
+    return replace(algorithm, local_steps=1) if isinstance(algorithm, LocalPushPull) else algorithm
+
+
+def milder(algorithm, outer_lr=0.4):
+    """An algorithm whose outer step, if it has one, suits more networks."""
+    return replace(algorithm, outer_lr=outer_lr) if isinstance(algorithm, OuterSteps) else algorithm

@@ -43,14 +43,25 @@ def run_in_background(quick, out, *more):
     )
 
 
-def at_work(out):
-    """The processes that do a run of a study now; first the one that has begun last, and will be at work for longest."""
-    found = []
-    for path in (out / "runs").glob("*.live"):
-        with suppress(FileNotFoundError, IndexError, ValueError, psutil.NoSuchProcess):  # just begun, or just finished
-            about = json.loads(path.read_text().splitlines()[0])
-            found.append((about["began"], psutil.Process(about["pid"])))
-    return [process for _, process in sorted(found, key=lambda one: -one[0])]
+def suspend_one(out):
+    """Suspend a process in the middle of a run of the study, so that the run cannot finish; the one that has begun last."""
+
+    def try_one():
+        found = []
+        for path in (out / "runs").glob("*.live"):
+            with suppress(OSError, IndexError, ValueError):  # just begun, or just finished
+                about = json.loads(path.read_text().splitlines()[0])
+                found.append((about["began"], about["pid"], path))
+        for _, pid, path in sorted(found, reverse=True):
+            with suppress(psutil.NoSuchProcess):
+                process = psutil.Process(pid)
+                process.suspend()
+                if not path.with_suffix(".parquet").exists():
+                    return process
+                process.resume()
+        return None
+
+    return wait_for(try_one)
 
 
 def wait_for(condition, seconds=HANG):

@@ -16,6 +16,18 @@ def centralized(net, G, x, a):
         yield x
 
 
+def diloco(net, G, x, a, H=4, lr_o=0.7, b=0.5):
+    n, x, m = len(x), x.mean(0), 0
+    while True:
+        z = np.tile(x, (n, 1))
+        for _ in range(H):
+            z = z - a * G(z)
+        p = x - z.mean(0)
+        m = b * m + p
+        x = x - lr_o * (p + b * m)
+        yield np.tile(x, (n, 1))
+
+
 def push_pull(net, G, x, a, order="cta", A="A", B="B"):
     A, B = net[A], net[B]
     y, g = 0, np.zeros_like(x)
@@ -253,6 +265,43 @@ def focus(net, G, x, a, K=1, part=lambda _: True):
         yield np.tile(server, (n, 1))
 
 
+def tracked_local_steps(net, G, x, a, H=4, order="atc"):
+    """Card T4 with plain descent inside."""
+    A, B = net["A"], net["B"]
+    y = h = np.zeros_like(x)
+    while True:
+        z, corr, total = x, y - h, np.zeros_like(x)
+        for _ in range(H):
+            g = G(z)
+            total = total + g
+            z = z - a * (g + corr)
+        hn = total / H
+        if order == "atc":
+            y = B @ (y + hn - h)
+        else:
+            y = B @ y + hn - h
+        x = A @ x + (z - x) if order == "cta" else A @ z
+        h = hn
+        yield x
+
+
+def tracked_pseudo_gradients(net, G, x, a, H=4, order="atc", lr_o=0.7, b=0.5):
+    """Card T5 with plain descent inside: outer Nesterov, start minus end."""
+    A, B = net["A"], net["B"]
+    y = p_last = m = np.zeros_like(x)
+    while True:
+        z = x
+        for _ in range(H):
+            z = z - a * G(z)
+        p = x - z
+        y = B @ (y + p - p_last) if order == "atc" else B @ y + p - p_last
+        p_last = p
+        m = b * m + y
+        d = lr_o * (y + b * m)
+        x = A @ x - d if order == "cta" else A @ (x - d)
+        yield x
+
+
 def variance_reduced(net, G, x, a, kind="saga", A="A", B="B", push=False, period=1000):
     """In the order of the publications: the model, a sample, the estimate, the tracker. Tables hold points, not gradients."""
     m, grad, B = net["m"], net["sample_grad"], net[B]
@@ -283,6 +332,8 @@ def variance_reduced(net, G, x, a, kind="saga", A="A", B="B", push=False, period
 
 TWINS = {
     "centralized": centralized,
+    "diloco": diloco,
+    "local_sgd": lambda *z: diloco(*z, lr_o=1.0, b=0.0),
     "push_pull": push_pull,
     "push_pull_pu": lambda *z: push_pull(*z, order="pu"),
     "push_pull_atc": lambda *z: push_pull(*z, order="atc"),
@@ -291,6 +342,8 @@ TWINS = {
     "app": lambda *z: momentum(*z, 0.2, 0.2),
     "constrained_push_pull": push_pull,
     "robust_push_pull": robust_push_pull,
+    "local_push_pull": tracked_local_steps,
+    "push_pull_diloco": tracked_pseudo_gradients,
     "push_sum": push_sum,
     "subgradient_push": subgradient_push,
     "sgp": lambda *z: sgp(*z, "atc"),

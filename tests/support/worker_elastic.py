@@ -1,7 +1,7 @@
 """One node of the tests of elastic training: f_i(x) = |x - c_i|^2 / 2 with BatchNorm beside it. Started by test_elastic.py.
 
 The first process of a node that ``faults`` names kills or stops itself at the step given there; with ``together``, once all
-of them have reached it.
+of them have reached it; with ``inside``, in the middle of a round of local steps.
 """
 
 import json
@@ -45,6 +45,7 @@ def main(folder, options):
     model = Model()
     seed = 9 if options.get("odd") and name.endswith(".2") else 0
     settings = {"graph": GRAPHS[options.get("graph", "default")], "lr": options.get("lr", 0.2), "seed": seed}
+    settings |= options.get("settings", {})
     adamw = {"betas": (0.9, 0.9), "eps": 1.0, "weight_decay": 0.0}  # near the optimum it is momentum, and converges
     if options.get("move") == "built in":
         settings["algorithm"] = perron.PushPull(move=perron.AdamW(**adamw))
@@ -67,7 +68,7 @@ def main(folder, options):
     )
     averages = []
     while optimizer.steps < options["steps"]:
-        if kind and optimizer.steps >= at:
+        if kind and optimizer.steps >= at and optimizer.gradients_received == options.get("inside", 0):
             (folder / f"{rank}.faulty").touch()
             while options.get("together") and not all((folder / f"{one}.faulty").exists() for one in options["faults"]):
                 time.sleep(0.01)

@@ -7,6 +7,7 @@ from functools import partial
 
 import torch
 from processes import run_group
+from strategies import milder
 from worker_training import (
     FOLDER,
     LR,
@@ -47,6 +48,16 @@ def network_for(algorithm):
     return MIXING
 
 
+def stepped(optimizer, model, loss):
+    """x before each step of the algorithm and at the end; a step may take several gradients."""
+    seen = [model.x().detach().clone()]
+    while optimizer.steps < STEPS:
+        trained(optimizer, model, loss, 1)
+        if optimizer.steps == len(seen):
+            seen.append(model.x().detach().clone())
+    return torch.stack(seen)
+
+
 class PerNode(Move):
     """For the simulator: an optimizer of torch for every node."""
 
@@ -79,9 +90,9 @@ def check_moves_equal_the_simulator():
         fixed = network_for(algorithm)
         for mixing in [fixed, varying] if fixed is MIXING else [fixed]:
             for move in MOVES:
-                moving, model = replace(algorithm, move=move), Model()
+                moving, model = replace(milder(algorithm, outer_lr=0.1), move=move), Model()
                 optimizer = Decentralized(model, moving, mixing, lr=LR, seed=SEED)
-                seen = trained(optimizer, model, Loss())
+                seen = stepped(optimizer, model, Loss())
                 optimizer.close()
                 off = float((seen - simulated(moving, mixing=mixing)).abs().max())
                 assert off <= 1e-12, (name, move, off)

@@ -11,13 +11,13 @@ from sampled import SampledQuadratic
 
 from perron import ALGORITHMS, Mixing
 from perron.algorithms.unreliable import Links, Unreliable
-from perron.algorithms.wrappers import Quantized
 from perron.distributed import node as distributed
 from perron.networks import samplers, topologies
 from perron.problems import Logistic, Neural
 from perron.simulation import measure_traits
 
 STEPS, SEED = 12, 3
+QUANTIZED = ("push_pull", "push_pull_atc", "push_diging", "frost", "local_push_pull", "sgp")
 
 
 @cache
@@ -84,7 +84,11 @@ def wrapped(n):
     """Names; algorithms, networks, what is put around a node, and what the simulator calls it."""
     bad = {"loss": 0.3, "delay": 3, "repeats": 0.2}
     links = {"lossy": {"loss": 0.3}, "late": bad}
-    found = {"bf16": ("push_pull", networks(n)["directed"], lambda node: Quantized(node, "bf16"), {"wire": "bf16"})}
+    found = {}
+    for wire in ("bf16", "int8", "int4"):
+        for name in QUANTIZED:
+            for network in ("directed", "time-varying"):
+                found[f"{name}, {network}, {wire}"] = (name, networks(n)[network], None, {"wire": wire})
     for name in ("push_pull", "robust_push_pull", "add_opt"):
         for network in ("directed", "two graphs"):
             for case, options in links.items():
@@ -101,9 +105,10 @@ if __name__ == "__main__":
     for case, algorithm, mixing, problem, lr in cases(size):
         states = distributed.iterates(problem, algorithm, mixing, steps=STEPS, lr=lr, seed=SEED)
         found[case] = np.stack([state.x.numpy() for state in states])
-    for case, (name, mixing, wrap, _) in wrapped(size).items():
+    for case, (name, mixing, wrap, options) in wrapped(size).items():
+        given = {"wire": options["wire"]} if wrap is None else {"wrap": wrap}
         states = distributed.iterates(
-            problems(size)["quadratic"], ALGORITHMS[name], mixing, steps=STEPS, lr=0.05, seed=SEED, wrap=wrap
+            problems(size)["quadratic"], ALGORITHMS[name], mixing, steps=STEPS, lr=0.05, seed=SEED, **given
         )
         found[case] = np.stack([state.x.numpy() for state in states])
     np.savez(folder / f"{rank}.npz", **found)

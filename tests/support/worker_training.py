@@ -200,17 +200,19 @@ def check_large_models_travel_unfused():
     exchange.FUSE_BELOW = before
 
 
-def check_bf16_on_the_wire():
-    model = Model()
-    optimizer = Decentralized(model, perron.PushPull(), MIXING, lr=LR, seed=SEED, wire="bf16")
-    simulation = Simulation(problem=PROBLEM, algorithm=perron.PushPull(), mixing=MIXING, lr=LR, seed=SEED, wire="bf16")
-    theirs = torch.stack([now.state.x[0, RANK] for now in simulation.iterates(STEPS)])
-    close(trained(optimizer, model, Loss()), theirs)
-    y, grad = optimizer.algorithm_state.y, optimizer.algorithm_state.grad
-    total = torch.stack([y, grad])
-    dist.all_reduce(total)
-    close(total[0], total[1])  # no mass is lost
-    optimizer.close()
+def check_quantized_messages():
+    for wire in ("bf16", "int8", "int4"):
+        model = Model()
+        optimizer = Decentralized(model, perron.PushPull(), MIXING, lr=LR, seed=SEED, wire=wire)
+        given = {"problem": PROBLEM, "algorithm": perron.PushPull(), "mixing": MIXING}
+        simulation = Simulation(**given, lr=LR, seed=SEED, wire=wire)
+        theirs = torch.stack([now.state.x[0, RANK] for now in simulation.iterates(STEPS)])
+        close(trained(optimizer, model, Loss()), theirs)
+        y, grad = optimizer.algorithm_state.y, optimizer.algorithm_state.grad
+        total = torch.stack([y, grad])
+        dist.all_reduce(total)
+        close(total[0], total[1])  # no mass is lost
+        optimizer.close()
 
 
 def check_state_dict_resumes_bit_for_bit():
@@ -416,7 +418,7 @@ def check_guards():
     refused(lambda: Decentralized(Model(), perron.PushPull(), "rign", lr=LR), "no topology 'rign'")
     refused(lambda: Decentralized(Model(), perron.PushPull(), "ring", lr=LR, weights="even"), "no weight rule")
     refused(lambda: Decentralized(Model(), perron.PushPull(), "ring", lr=0.0), "lr > 0")
-    refused(lambda: Decentralized(Model(), perron.PushPull(), "ring", lr=LR, wire="int4"), "'bf16'")
+    refused(lambda: Decentralized(Model(), perron.PushPull(), "ring", lr=LR, wire="int2"), "'bf16', 'int8' or 'int4'")
     refused(lambda: Decentralized(Model(), ALGORITHMS["dsgd"], MIXING, lr=LR), "doubly stochastic")
     mixed = [nn.Parameter(torch.zeros(2)), nn.Parameter(torch.zeros(2, dtype=torch.complex64))]
     refused(lambda: Decentralized(mixed, perron.PushPull(), "ring", lr=LR), "floating types", "complex64 on cpu")

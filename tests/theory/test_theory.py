@@ -89,7 +89,7 @@ def test_the_recursion_is_what_runs(name):
         return torch.cat([getattr(state, field)[0] for field in found.fields]).reshape(-1, 1)
 
     S = stacked(runs[200].state)
-    assert S.norm() > 0.1
+    assert S.norm() > 0.01
     for _ in range(10):
         S = M[0] @ S + N[0] @ force
     assert torch.allclose(S, stacked(runs[210].state), atol=1e-6)

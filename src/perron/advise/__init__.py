@@ -2,9 +2,9 @@
 
 from perron._registry import public_dir
 from perron.advise.adviser import advise
-from perron.advise.records import Advice, Assessment, Limit, Needs
+from perron.advise.records import Advice, Assessment, Goal, GradientCost, Limit, Needs, Timing
 
-__all__ = ["Advice", "Assessment", "Limit", "Needs", "advise"]
+__all__ = ["Advice", "Assessment", "Goal", "GradientCost", "Limit", "Needs", "Timing", "advise"]
 Fit = Assessment  # the name of version 0.1
 
 __dir__ = public_dir(__name__)

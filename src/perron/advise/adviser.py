@@ -15,12 +15,15 @@ import numpy as np
 import torch
 
 from perron._registry import lookup
-from perron.advise.records import BETTER, Advice, Assessment, Limit, Needs
+from perron.advise.fewer_bytes import words_on_bytes
+from perron.advise.records import BETTER, Advice, Assessment, Goal, GradientCost, Limit, Needs, Timing
+from perron.advise.seconds import compare, costs_of_a_gradient, words_in_seconds
 from perron.advise.words import sentences
 from perron.algorithms import ALGORITHMS
 from perron.algorithms.base import Algorithm
 from perron.algorithms.node import Side
 from perron.algorithms.requirements import check_matrices, is_tree_pair
+from perron.clock.clock import Clock
 from perron.errors import MixingError, PerronError
 from perron.networks.facts import Network
 from perron.networks.mixing import Mixing
@@ -30,7 +33,7 @@ from perron.theory import StableRange, stable_lr
 from perron.theory.horizon import Horizon, crossover
 from perron.theory.levels import Linearization, stationary_level
 from perron.theory.matrix_node import dense
-from perron.theory.recursion import unit_recursion
+from perron.theory.recursion import single_threaded, unit_recursion
 from perron.theory.sensitivity import LARGEST as SENSITIVITY_UP_TO
 from perron.theory.sensitivity import sensitivity
 
@@ -38,9 +41,11 @@ CANDIDATES = ("push_pull", "push_pull_pu", "add_opt", "push_diging", "frost", "p
 DOUBLY_STOCHASTIC = ("aug_dgm", "exact_diffusion")  # further candidates where the weights are doubly stochastic
 SIZES = (2, 4, 8, 9, 16, 25, 32, 36)  # numbers of nodes that are tried in a family
 EXACT_UP_TO = 48  # nodes; beyond, stable steps come from the tested rule
+EXACT_WITH_CLOCK = 20  # the same where seconds are compared, which takes most of the time
 WILD = 1e-3  # where diag(A^t) falls below this share of its limit, gradients are amplified a thousandfold
 
 
+@single_threaded()
 def advise(
     mixing: Mixing | Network,
     needs: Needs | None = None,
@@ -48,6 +53,11 @@ def advise(
     algorithms: Sequence[str] | None = None,
     family: Callable[[int], Mixing] | None = None,
     labels: Sequence[str] | None = None,
+    clock: Clock | None = None,
+    target: float = 1e-8,
+    condition: float = 50.0,
+    noisy: bool = False,
+    other_graphs: bool = True,
 ) -> Advice:
     """Advise on a network.
 
@@ -58,6 +68,9 @@ def advise(
             stochastic weights where these are).
         family: the network of the same kind with another number of nodes, to find out where more nodes stop helping.
         labels: the names of the nodes; their numbers if None.
+        clock: links and machines; with it, algorithms are also compared in seconds (`Advice.times`).
+        target, condition, noisy: what seconds are counted to, see `Goal`.
+        other_graphs: whether seconds are also compared on other graphs of the clock's links than the given one.
 
     Example:
         >>> import perron
@@ -75,10 +88,17 @@ def advise(
     for name in names:
         if lookup(name, ALGORITHMS, "algorithm").about.family == "gossip":
             raise PerronError(f"{name} averages and minimises nothing; there is no step to advise on.")
-    assessments = tuple(_assess(name, mixing, needs) for name in names)
+    goal = None if clock is None else Goal(target=target, condition=condition, noisy=noisy)
+    times: tuple[Timing, ...] = ()
+    gradients: tuple[GradientCost, ...] = ()
+    if clock is not None and goal is not None:
+        times = compare(mixing, needs, clock, goal, algorithms=algorithms, other_graphs=other_graphs)
+        gradients = costs_of_a_gradient(mixing, needs, clock)
+    exact = mixing.nodes <= (EXACT_UP_TO if clock is None else EXACT_WITH_CLOCK)
+    assessments = tuple(_assess(name, mixing, needs, exact=exact) for name in names)
     chosen = _choice(assessments)
     horizons: list[Horizon] = []
-    if chosen is not None and chosen.error is not None and family is not None and 1 < mixing.nodes <= EXACT_UP_TO:
+    if chosen is not None and chosen.error is not None and family is not None and mixing.nodes > 1 and exact:
         horizons = _family_horizons(ALGORITHMS[chosen.name], mixing.nodes, family, needs)
     advice = Advice(
         metrics=describe(mixing),
@@ -89,11 +109,20 @@ def advise(
         crossover=crossover(horizons, needs.steps) if horizons else None,
         family=tuple((horizon.nodes, horizon.error(needs.steps)) for horizon in horizons),
         words=(),
+        goal=goal,
+        times=times,
+        gradients=gradients,
     )
-    return replace(advice, words=tuple(sentences(advice, mixing, labels or [str(n) for n in range(mixing.nodes)])))
+    words = sentences(advice, mixing, labels or [str(n) for n in range(mixing.nodes)])
+    if goal is not None:
+        words = [
+            line.replace("Use ", "Counted in steps: use ", 1) if line.startswith("Use ") else line for line in words
+        ]
+        words = [*words_in_seconds(times, goal), *words_on_bytes(gradients), *words]
+    return replace(advice, words=tuple(words))
 
 
-def _assess(name: str, mixing: Mixing, needs: Needs) -> Assessment:
+def _assess(name: str, mixing: Mixing, needs: Needs, *, exact: bool) -> Assessment:
     """Assess one algorithm, on the network that it needs."""
     algorithm = ALGORITHMS[name]
     about = algorithm.about
@@ -105,7 +134,6 @@ def _assess(name: str, mixing: Mixing, needs: Needs) -> Assessment:
             algorithm.check(network)
     except PerronError as error:
         return replace(result, refusal=str(error))
-    exact = network.nodes <= EXACT_UP_TO
     if exact:
         stable = stable_lr(algorithm, network, needs.smoothness)
     else:

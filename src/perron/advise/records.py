@@ -7,6 +7,7 @@ from math import isfinite
 from typing import Any
 
 from perron._storage.jsonable import to_jsonable
+from perron.algorithms.codecs import Wire, codec_of
 from perron.algorithms.node import Side
 from perron.errors import PerronError
 from perron.networks.spectral import NetworkMetrics
@@ -25,7 +26,7 @@ class Needs:
         gap: Delta = f(x_0) - f*.
         steps: T, the budget.
         dim: d, the length of the model, for bytes; None if unknown.
-        wire: bytes of a number on the wire.
+        wire: bytes of a number on the wire; or ``"bf16"``, ``"int8"`` or ``"int4"`` for quantized vectors of 32-bit numbers.
     """
 
     smoothness: float = 1.0
@@ -33,7 +34,7 @@ class Needs:
     gap: float = 1.0
     steps: int = 10_000
     dim: int | None = None
-    wire: int = 4
+    wire: int | Wire = 4
 
     def __post_init__(self) -> None:
         for name in ("smoothness", "gap", "steps"):
@@ -42,10 +43,16 @@ class Needs:
                 raise PerronError(f"{name} must be a positive number; got {value}.")
         if not (self.noise_var >= 0 and isfinite(self.noise_var)):
             raise PerronError(f"noise_var must be a number that is not negative; got {self.noise_var}.")
-        for name in ("dim", "wire"):
-            value = getattr(self, name)
+        if isinstance(self.wire, str):
+            codec_of(self.wire)
+        for name, value in (("dim", self.dim), ("wire", self.number)):
             if value is not None and not (isinstance(value, int) and value >= 1):
                 raise PerronError(f"{name} is a whole number, at least 1; got {value}.")
+
+    @property
+    def number(self) -> int:
+        """The bytes of a number in full precision."""
+        return 4 if isinstance(self.wire, str) else self.wire
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,7 +71,7 @@ class Assessment:
         transient: T*, the number of steps after which the network no longer slows convergence.
         speedup: the factor by which a single node would need more steps for the same bound.
         saturation: n*, the number of nodes beyond which more nodes help little within T steps, if the cap stays the same.
-        bytes_per_step: over all links; in vectors of length d if d is not known. None with a server.
+        bytes_per_step: over all links; in vectors of length d if d is not known. None if the algorithm cannot be used.
         remark: the quantity that limits its step.
     """
 
@@ -114,6 +121,96 @@ class Limit:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Goal:
+    """What seconds are counted to.
+
+    Attributes:
+        target: the share of |grad f|^2 at the start that may remain.
+        condition: L / mu of the losses, on which the number of steps depends.
+        noisy: whether gradients have the noise of `Needs`, whose level may then be half of the goal; |grad f|^2 at the start is
+            counted as 2 L Delta.
+    """
+
+    target: float = 1e-8
+    condition: float = 50.0
+    noisy: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Timing:
+    """An algorithm on a graph, in seconds.
+
+    Attributes:
+        algorithm: its name; ``"centralized"`` for all-reduce and a parameter server.
+        graph: the name of the graph, ``"given"`` for the network asked about.
+        given: whether it is the network asked about, or that with links both ways.
+        plain: whether the graph was made without knowing the links.
+        directed: whether some link has no way back, or models and trackers use different graphs.
+        step_seconds: of one step, in the long run.
+        steps: to the goal, at the best lr; infinite if no lr is stable, or not known.
+        lr: that step size.
+        critical: what sets the seconds of a step, in words; empty if it was not computed.
+        links: the links of the critical cycle, as (source, target).
+        remark: why there are no steps.
+    """
+
+    algorithm: str
+    graph: str
+    given: bool = False
+    plain: bool = False
+    directed: bool = False
+    step_seconds: float
+    steps: float
+    lr: float | None = None
+    critical: str = ""
+    links: tuple[tuple[int, int], ...] = ()
+    remark: str = ""
+
+    @property
+    def seconds(self) -> float:
+        """Seconds to the goal."""
+        return self.step_seconds * self.steps
+
+    @property
+    def described(self) -> str:
+        """The algorithm and the graph in words."""
+        if self.algorithm == "centralized":
+            return self.graph
+        return f"{self.algorithm} on {'the given network' if self.graph == 'given' else self.graph}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class GradientCost:
+    """What a gradient of each node costs on the given network and links.
+
+    Attributes:
+        algorithm: its name; ``"centralized"`` and ``"diloco"`` average by a ring all-reduce.
+        local_steps: H, gradients for one exchange.
+        wire: the codec of quantized messages, or None.
+        bytes: sent by a node, on average.
+        seconds: in the long run.
+    """
+
+    algorithm: str
+    local_steps: int
+    wire: str | None
+    bytes: float
+    seconds: float
+
+    @property
+    def plain(self) -> bool:
+        """Whether each gradient is exchanged, in full precision."""
+        return self.local_steps == 1 and self.wire is None
+
+    @property
+    def described(self) -> str:
+        """The method in words."""
+        steps = f" with H = {self.local_steps}" if self.local_steps > 1 else ""
+        wire = f" and {self.wire} messages" if steps else f" with {self.wire} messages"
+        return f"{self.algorithm}{steps}{wire if self.wire else '' if steps else ' in full precision'}"
+
+
+@dataclass(frozen=True, kw_only=True)
 class Advice:
     """Advice on a network; ``print`` it, or use `to_dict` for JSON.
 
@@ -126,6 +223,9 @@ class Advice:
         crossover: the number of nodes of this family beyond which more do not help within T steps; None if not known or none.
         family: the numbers of nodes that were tried for it, with the bound on the error for each.
         words: the advice in sentences.
+        goal: what seconds are counted to; None without a clock.
+        times: algorithms and graphs in seconds, fastest first; empty without a clock.
+        gradients: what a gradient costs with local steps and quantized messages on the given network; empty without a clock.
     """
 
     metrics: NetworkMetrics
@@ -136,9 +236,19 @@ class Advice:
     crossover: int | None
     family: tuple[tuple[int, float], ...]
     words: tuple[str, ...]
+    goal: Goal | None = None
+    times: tuple[Timing, ...] = ()
+    gradients: tuple[GradientCost, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain data, for JSON: infinite values become None."""
+        seconds = {}
+        if self.goal is not None:
+            seconds = {
+                "goal": asdict(self.goal),
+                "times": [asdict(one) | {"seconds": one.seconds} for one in self.times],
+                "gradients": [asdict(one) for one in self.gradients],
+            }
         return to_jsonable(
             {
                 "network": self.metrics.to_dict(),
@@ -152,6 +262,7 @@ class Advice:
                 "family": [{"nodes": nodes, "error": error} for nodes, error in self.family],
                 "words": self.words,
             }
+            | seconds
         )
 
     def __str__(self) -> str:

@@ -1,9 +1,10 @@
-"""Algorithms, by family. `ALGORITHMS` lists 42 variants of 26 methods by their short names."""
+"""Algorithms, by family. `ALGORITHMS` lists 46 variants of 29 methods by their short names."""
 
 from perron._registry import public_dir
 from perron.algorithms.base import Algorithm
 from perron.algorithms.centralized import CentralizedSGD
 from perron.algorithms.federated import FOCUS
+from perron.algorithms.local_steps import DiLoCo, LocalPushPull, PushPullDiLoCo
 from perron.algorithms.moves import MOVES, AdamW, Clipped, Descent, Momentum, Move, Proximal
 from perron.algorithms.pull_only import DDNGT, FROST, FROZEN, GradientPull, PullDiag, RowExtra
 from perron.algorithms.push_only import ADDOPT, DEXTRA, SGP, PushDIGing, PushSum, SubgradientPush
@@ -15,6 +16,8 @@ from perron.algorithms.variance_reduced import SAGA, SVRG
 
 ALGORITHMS: dict[str, Algorithm] = {
     "centralized": CentralizedSGD(),
+    "diloco": DiLoCo(),
+    "local_sgd": DiLoCo(outer_lr=1.0, outer_momentum=0.0),
     "push_pull": PushPull(),
     "push_pull_pu": PushPull(order="pu"),
     "push_pull_atc": PushPull(order="atc"),
@@ -23,6 +26,8 @@ ALGORITHMS: dict[str, Algorithm] = {
     "app": AcceleratedPushPull(),
     "constrained_push_pull": ConstrainedPushPull(),
     "robust_push_pull": RobustPushPull(),
+    "local_push_pull": LocalPushPull(),
+    "push_pull_diloco": PushPullDiLoCo(),
     "push_sum": PushSum(),
     "subgradient_push": SubgradientPush(),
     "sgp": SGP(),
@@ -79,15 +84,18 @@ __all__ = [
     "Clipped",
     "ConstrainedPushPull",
     "Descent",
+    "DiLoCo",
     "ExactDiffusion",
     "GradientPull",
     "GradientTracking",
+    "LocalPushPull",
     "Momentum",
     "Move",
     "Proximal",
     "PullDiag",
     "PushDIGing",
     "PushPull",
+    "PushPullDiLoCo",
     "PushSum",
     "RobustPushPull",
     "RowExtra",

@@ -11,6 +11,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator
 from dataclasses import dataclass, fields
+from functools import partial
 from inspect import Signature, signature
 from typing import Any, ClassVar, Literal, NamedTuple, Self, get_args, get_origin, get_type_hints
 
@@ -39,7 +40,20 @@ class Query(NamedTuple):
     samples: Tensor | None = None
 
 
-Step = Generator[Tensor | Query, Tensor, Any]
+class Partial(NamedTuple):
+    """What a step with several gradients may yield instead of a point, so that it can be saved in the middle.
+
+    Attributes:
+        point: where the next gradient is taken.
+        progress: tensors by name from which the step continues: ``algorithm.step(state, node, lr, progress)`` then yields the
+            same point, with the same messages in flight.
+    """
+
+    point: Tensor
+    progress: dict[str, Tensor]
+
+
+Step = Generator[Tensor | Query | Partial, Tensor, Any]
 
 
 @dataclass(frozen=True)
@@ -205,12 +219,25 @@ class Algorithm(ABC):
 def _described(option: Any) -> str:
     if isinstance(option, Algorithm):
         return option.description
-    return getattr(option, "__qualname__", None) or repr(option)
+    if isinstance(option, partial):
+        given = [
+            *map(_described, option.args),
+            *(f"{name}={_described(value)}" for name, value in option.keywords.items()),
+        ]
+        return f"{_described(option.func)}({', '.join(given)})"
+    text = getattr(option, "__qualname__", None) or repr(option)
+    return type(option).__qualname__ if " at 0x" in text else text
 
 
 def refuse_query(_: Query) -> Tensor:
     """Refuse to answer, where there are stochastic gradients only."""
     raise PerronError(NO_SAMPLES)
+
+
+def zero_answer(query: Query) -> Tensor:
+    """Return gradients that are zero."""
+    zero = torch.zeros_like(query.point)
+    return zero if query.samples is None else zero.unsqueeze(-2).expand(*query.samples.shape, -1)
 
 
 def advance(
@@ -226,7 +253,8 @@ def advance(
     try:
         asked = next(step)
         while True:
-            asked = step.send(query(asked) if isinstance(asked, Query) else gradient(asked))
+            point = asked.point if isinstance(asked, Partial) else asked
+            asked = step.send(query(point) if isinstance(point, Query) else gradient(point))
     except StopIteration as done:
         return done.value
 

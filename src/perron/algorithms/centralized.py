@@ -8,8 +8,9 @@ from typing import Any, ClassVar, NamedTuple
 from torch import Tensor
 
 from perron.algorithms.base import About, Rate, Step
-from perron.algorithms.moves import Moving, extend
+from perron.algorithms.moves import Moving
 from perron.algorithms.node import Node
+from perron.algorithms.states import extend
 
 
 class ModelState(NamedTuple):

@@ -8,10 +8,8 @@ algorithm's state, with the names that torch.optim has for them.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections import namedtuple
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
-from functools import lru_cache
 from math import inf, log
 from typing import Any, ClassVar
 
@@ -22,6 +20,7 @@ from perron._registry import lookup, options_model, validate
 from perron.algorithms.base import Algorithm, Rate
 from perron.algorithms.node import Handle
 from perron.algorithms.requirements import warn_if_slow
+from perron.algorithms.states import extend
 from perron.errors import PerronError
 from perron.networks.facts import Network
 
@@ -37,6 +36,11 @@ class Move(ABC):
     """
 
     scale_dependent: ClassVar[bool] = False
+
+    @property
+    def rests(self) -> bool:
+        """Whether it stays where the direction is zero; with weight decay, for example, it does not."""
+        return True
 
     @property
     def label(self) -> str:
@@ -150,6 +154,10 @@ class AdamW(Move):
             )
 
     @property
+    def rests(self) -> bool:
+        return self.weight_decay == 0
+
+    @property
     def remembers(self) -> tuple[str, ...]:
         return ("exp_avg", "exp_avg_sq", "updates")
 
@@ -198,6 +206,10 @@ class Clipped(Move):
         return f"{self.move.label} clipped to {self.norm:g}"
 
     @property
+    def rests(self) -> bool:
+        return self.move.rests
+
+    @property
     def gain(self) -> float:
         return self.move.gain
 
@@ -228,6 +240,10 @@ class Proximal(Move):
 
     scale_dependent: ClassVar[bool] = True
     l1: float | None = None
+
+    @property
+    def rests(self) -> bool:
+        return self.l1 == 0
 
     def step(self, memory: Memory, x: Tensor, u: Tensor, lr: Rate) -> tuple[Tensor, Memory]:
         z = descend(x, lr, u)
@@ -381,14 +397,3 @@ def names_with_move() -> str:
     from perron.algorithms import ALGORITHMS
 
     return ", ".join(sorted({type(one).__name__ for one in ALGORITHMS.values() if isinstance(one, Moving)}))
-
-
-def extend(state: Any, fields: Memory) -> Any:
-    """Return a NamedTuple with more fields; itself if there are none."""
-    kind: Any = type(state)
-    return _extended(kind, tuple(fields))(*state, *fields.values()) if fields else state
-
-
-@lru_cache
-def _extended(kind: Callable[..., Any], names: tuple[str, ...]) -> Any:
-    return namedtuple(kind.__name__, kind._fields + names)  # type: ignore[attr-defined]

@@ -125,6 +125,7 @@ class Node(ABC):
     """A node as an algorithm sees it.
 
     The result of a pull or push belongs to the algorithm, which may overwrite it; what was sent must not change before that.
+    Nodes of the simulator and of processes also exchange a `perron.algorithms.codecs.Encoded` vector.
 
     Attributes:
         nodes: number of nodes, n.

@@ -14,9 +14,10 @@ import torch
 from torch import Tensor
 
 from perron.algorithms.base import About, Algorithm, Rate, Step, weighted
-from perron.algorithms.moves import Moving, extend
+from perron.algorithms.moves import Moving
 from perron.algorithms.node import Node
 from perron.algorithms.requirements import check_momentum, warn_if_small_steps_fail
+from perron.algorithms.states import extend
 from perron.errors import PerronError
 from perron.networks.facts import Network
 

@@ -13,10 +13,11 @@ import torch
 from torch import Tensor
 
 from perron.algorithms.base import About, Algorithm, Rate, Step
-from perron.algorithms.moves import Descent, Moving, extend
+from perron.algorithms.moves import Descent, Moving
 from perron.algorithms.node import Node
 from perron.algorithms.push_pull import weights_sum
 from perron.algorithms.requirements import warn_if_small_steps_fail
+from perron.algorithms.states import extend
 from perron.errors import PerronError
 from perron.networks.facts import Network
 

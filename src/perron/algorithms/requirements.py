@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
-from math import ceil, log
+from math import ceil, floor, log, log10
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -30,6 +30,7 @@ WILD, WILD_GOSSIP = 5e-5, 1e-9
 # 2.5 times the loss of a centralized run, at 0.92^3 = 0.78 at 1.5 times, at 0.92^6 = 0.60 at 1.1 times.
 SLOW = 0.75
 SPECTRA_UP_TO = 512  # nodes; eigenvalues of more take seconds
+OUTER_UP_TO, OUTER_CURVATURES = 150, (0.02, 0.1, 0.3, 1.0)  # nodes and curvatures for which outer steps are checked
 
 
 def check_matrices(about: About, mixing: Mixing) -> None:
@@ -139,6 +140,59 @@ def check_momentum(title: str, network: Network, heavy: float, nesterov: float) 
             f"{title}: on this network disagreement grows with momentum heavy={heavy:g}, nesterov={nesterov:g}, whatever "
             f"the step. It dies out up to heavy={most * heavy:.3g}, nesterov={most * nesterov:.3g}."
         )
+
+
+def check_outer_step(title: str, network: Network, order: str, outer_lr: float, outer_momentum: float) -> None:
+    """Refuse an outer step with which tracked pseudo-gradients diverge on this network.
+
+    Where all nodes have one curvature, a pseudo-gradient is h x with 0 <= h <= 1, for gradient descent with lr L <= 1. With
+    w = y - h x from the round before, y mixed already but in the order atc, a = outer_lr and b = outer_momentum, a round is
+
+        y = w + h x  (atc: B (w + h x))     m+ = b m + y     d = a (y + b m+)
+        x+ = A (x - d)  (cta: A x - d)      w+ = B y - h x   (atc: y - h x)
+
+    whose eigenvalues but 1, which conservation of 1^T w gives, must lie in the unit disc; the products over a period where the
+    network varies, and its mean matrices where it is drawn at random. Not checked on more than 150 nodes, where it takes long.
+    """
+    if network.nodes > OUTER_UP_TO:
+        return
+
+    def stable(rate: float) -> bool:
+        return all(
+            _contracts(_outer_round(network.mixing.expected, order, rate, outer_momentum, h)) for h in OUTER_CURVATURES
+        )
+
+    if not stable(outer_lr):
+        most = _largest(stable, outer_lr)
+        raise MixingError(
+            f"{title}: on this network rounds diverge with outer_lr={outer_lr:g} and outer_momentum={outer_momentum:g} in the "
+            f"order {order}, once a round comes near the local optima. "
+            + (f"They are stable up to outer_lr={_down(most)}." if most else "They are stable for no outer_lr.")
+        )
+
+
+def _outer_round(mixing: Mixing, order: str, rate: float, momentum: float, h: float) -> np.ndarray[Any, Any]:
+    """The matrix that takes (x, w, m) through a period of rounds with pseudo-gradients h x."""
+    one = np.eye(mixing.nodes)
+    zero, period = 0 * one, np.eye(3 * mixing.nodes)
+    for step in range(mixing.period):
+        late = order == "atc"  # otherwise w contains the exchange of the next round
+        A, B = to_dense(mixing.pull_at(step)), to_dense(mixing.push_at(step + (not late)))
+        mixed = B if late else one
+        y = np.hstack([h * mixed, mixed, zero])
+        m = momentum * np.hstack([zero, zero, one]) + y
+        d = rate * (y + momentum * m)
+        x = np.hstack([one, zero, zero])
+        moved = A @ x - d if order == "cta" else A @ (x - d)
+        w = (y if late else B @ y) - h * x
+        period = np.vstack([moved, w, m]) @ period
+    return period
+
+
+def _down(value: float) -> str:
+    """A positive number with three digits, rounded down."""
+    unit = 10.0 ** (floor(log10(value)) - 2)
+    return f"{floor(value / unit) * unit:.3g}"
 
 
 def _companions(mixing: Mixing, heavy: float, nesterov: float) -> np.ndarray[Any, Any]:

@@ -14,9 +14,10 @@ from torch import Tensor
 
 from perron.algorithms.base import About, Algorithm, Rate, Step
 from perron.algorithms.centralized import ModelState
-from perron.algorithms.moves import Moving, extend
+from perron.algorithms.moves import Moving
 from perron.algorithms.node import Node
 from perron.algorithms.push_pull import PushPull, PushPullUpdate
+from perron.algorithms.states import extend
 from perron.errors import MixingError
 from perron.networks.facts import Network
 

@@ -14,10 +14,11 @@ import torch
 from torch import Tensor
 
 from perron.algorithms.base import About, Algorithm, Query, Rate, Step
-from perron.algorithms.moves import Memory, extend
+from perron.algorithms.moves import Memory
 from perron.algorithms.node import Node
 from perron.algorithms.push_only import ADDOPT
 from perron.algorithms.push_pull import PushPull
+from perron.algorithms.states import extend
 from perron.algorithms.undirected import GradientTracking
 from perron.errors import PerronError
 from perron.networks.facts import Network

@@ -1,17 +1,14 @@
-"""Nodes around a node: they count, record or round what passes through."""
+"""Nodes around a node: they count, record or repeat what passes through."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Literal
 
-import torch
 from torch import Tensor
 
-from perron.algorithms.node import Handle, Later, LocalSamples, Node, NodeLinks, Ready, Side
+from perron.algorithms.codecs import Encoded
+from perron.algorithms.node import Handle, Later, LocalSamples, Node, NodeLinks, Side
 from perron.errors import PerronError
-
-FULL_PRECISION = "Algorithms for unreliable links send running sums, in full precision; pass wire=None."
 
 
 class Wrapper(Node):
@@ -92,7 +89,7 @@ class RecordedExchange(Handle):
         waited: whether the algorithm has waited for it.
     """
 
-    def __init__(self, verb: str, sent: Tensor, handle: Handle) -> None:
+    def __init__(self, verb: str, sent: Tensor | Encoded, handle: Handle) -> None:
         self.verb, self.sent, self.waited, self._handle = verb, sent, False, handle
 
     def wait(self) -> Tensor:
@@ -112,7 +109,7 @@ class Recording(Wrapper):
         """The name of each exchange, and the length of the vector that was sent."""
         return [(one.verb, one.sent.shape[-1]) for one in self.exchanges]
 
-    def record(self, verb: str, x: Tensor, handle: Handle) -> Handle:
+    def record(self, verb: str, x: Tensor | Encoded, handle: Handle) -> Handle:
         """Record one exchange."""
         self.exchanges.append(RecordedExchange(verb, x, handle))
         return self.exchanges[-1]
@@ -142,42 +139,47 @@ class _RecordingLinks(LinksWrapper):
 class Counting(Recording):
     """Counts messages and bytes, per edge and over all edges.
 
-    A pull sends one message along each edge of the pull graph, a push along each edge of the push graph; trials are counted
-    as one network.
+    A pull sends one message along each edge of the pull graph, a push along each edge of the push graph. An average over all
+    nodes does not travel along edges; in the totals it is a ring all-reduce, in which each of the n nodes sends 2 (n - 1) times
+    an n-th of the vector. Trials are counted as one network.
 
     Args:
         node: the node whose exchanges are counted.
-        wire: bytes of one number on the wire; those of the tensor if None.
-        extra: bytes of each message besides its numbers, as for a scale.
+        number: bytes of one number in full precision; those of the tensor if None.
         block: two lengths; vectors of the first length stand for vectors of the second, of which they are a block.
         link_count: returns the number of edges of a side in a step; without it, totals are not counted.
 
     Attributes:
         messages, bytes: per edge, for each side.
-        total_messages, total_bytes: over all edges.
+        total_messages, total_bytes: over all edges, and of averages.
     """
 
     def __init__(
         self,
         node: Node,
         *,
-        wire: int | None = None,
-        extra: int = 0,
+        number: int | None = None,
         block: tuple[int, int] = (0, 0),
         link_count: Callable[[Side, int], int] = lambda _side, _step: 0,
     ) -> None:
         super().__init__(node)
-        self.wire, self.extra, self.block, self.link_count = wire, extra, block, link_count
+        self.number, self.block, self.link_count = number, block, link_count
         self.messages: dict[Side, int] = {"pull": 0, "push": 0}
         self.bytes: dict[Side, int] = {"pull": 0, "push": 0}
         self.total_messages = self.total_bytes = 0
 
-    def record(self, verb: str, x: Tensor, handle: Handle) -> Handle:
-        """Count one exchange; averages do not travel along edges."""
-        if verb != "mean":
+    def record(self, verb: str, x: Tensor | Encoded, handle: Handle) -> Handle:
+        """Count one exchange."""
+        part, whole = self.block
+        if isinstance(x, Encoded):
+            size = x.nbytes
+        else:
+            size = (whole if x.shape[-1] == part else x.shape[-1]) * (self.number or x.element_size())
+        if verb == "mean":
+            self.total_messages += self.nodes * ring_all_reduce(self.nodes)
+            self.total_bytes += ring_all_reduce(self.nodes) * size
+        else:
             side: Side = "pull" if verb == "pull" else "push"
-            part, whole = self.block
-            size = (whole if x.shape[-1] == part else x.shape[-1]) * (self.wire or x.element_size()) + self.extra
             edges = self.link_count(side, self.step)
             self.messages[side] += 1
             self.bytes[side] += size
@@ -189,6 +191,11 @@ class Counting(Recording):
     def counts(self) -> list[int]:
         """Messages and bytes per edge, and their totals."""
         return [*self.messages.values(), *self.bytes.values(), self.total_messages, self.total_bytes]
+
+
+def ring_all_reduce(nodes: int) -> int:
+    """Return how many messages each node sends in a ring all-reduce, and how many vectors all nodes together."""
+    return 2 * (nodes - 1)
 
 
 class Repeated(Wrapper):
@@ -230,39 +237,3 @@ class Repeated(Wrapper):
 
     def links(self, side: Side) -> NodeLinks:
         raise PerronError("Algorithms that handle single messages take one exchange in a step; pass rounds=1.")
-
-
-class Quantized(Wrapper):
-    """Messages with few bits: bf16 (truncated floats) or int8 (a scale for each message, 255 levels).
-
-    A node's own share stays exact. What rounding takes from a push stays with the sender, so that mass is conserved to the
-    last bit of the full format.
-    """
-
-    def __init__(self, node: Node, wire: Literal["bf16", "int8"] = "bf16") -> None:
-        super().__init__(node)
-        if wire not in ("bf16", "int8"):
-            raise PerronError(f"Quantized supports the wires 'bf16' and 'int8'; got {wire!r}.")
-        self.wire = wire
-
-    def _rounded(self, x: Tensor) -> Tensor:
-        if self.wire == "bf16":
-            return x.to(torch.bfloat16).to(x.dtype)
-        scale = x.abs().amax(-1, keepdim=True).clamp_min(torch.finfo(x.dtype).tiny) / 127
-        return (x / scale).round() * scale
-
-    def pull(self, x: Tensor) -> Handle:
-        sent = self._rounded(x)
-        return Ready(self.node.pull(sent).wait() + self.node.links("pull").self_weight * (x - sent))
-
-    def push(self, y: Tensor) -> Handle:
-        sent = self._rounded(y)
-        return Ready(self.node.push(sent).wait() + (y - sent))
-
-    def links(self, side: Side) -> NodeLinks:
-        return _QuantizedLinks(self.node.links(side))
-
-
-class _QuantizedLinks(LinksWrapper):
-    def latest(self, x: Tensor, before: Tensor) -> Handle:
-        raise PerronError(FULL_PRECISION)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from math import isfinite
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -9,22 +10,33 @@ from perron import networks
 from perron.cli import _names
 from perron.cli.app import console, waiting, write_json
 from perron.cli.options import (
+    LINKS,
     Component,
+    ComputeTime,
+    Condition,
     Json,
+    LinksFile,
     Network,
     Nodes,
     Options,
+    ProtocolName,
     Push,
+    ReceiveAhead,
+    Route,
     Seed,
+    Size,
+    Target,
     Undirected,
     Weights,
+    flag,
+    make_clock,
     option,
     parse_numbers,
 )
 from perron.errors import PerronError
 
 if TYPE_CHECKING:
-    from perron.advise import Advice, Assessment
+    from perron.advise import Advice, Assessment, Goal, GradientCost, Timing
     from perron.networks.mixing import Mixing
 
 WIDTH = 120  # columns that the table needs
@@ -65,31 +77,68 @@ def advise(
     gap: Annotated[float | None, option("--gap", "DELTA", "Delta, how far the loss has to fall (default: 1).")] = None,
     steps: Annotated[int, option("--steps", "T", "T, how many steps you can afford.", min=1)] = 10_000,
     dim: Annotated[int | None, option("--dim", "D", "d, the length of the model, for bytes.", min=1)] = None,
+    wire: Annotated[
+        str | None,
+        option(
+            "--wire",
+            "CODEC",
+            "Quantized messages: bf16, int8 or int4 (default: 32-bit numbers). --size is then that of the 32-bit vector.",
+            choices=_names.WIRES,
+        ),
+    ] = None,
+    links: LinksFile = None,
+    size: Size = None,
+    compute: ComputeTime = None,
+    target: Target = None,
+    condition: Condition = None,
+    protocol: ProtocolName = None,
+    receive_ahead: ReceiveAhead = None,
+    route: Route = False,
+    only_given: Annotated[
+        bool, flag("--only-given", "Seconds of the given network only, not of other graphs on the same links.", LINKS)
+    ] = False,
     as_json: Json = False,
 ) -> None:
     """Advise on a network: its limits, an algorithm and a step.
 
-    Whether it is valid, its bottleneck links, an algorithm and a learning rate, and the floor and speedup to expect.
+    Whether it is valid, its bottleneck links, an algorithm and a learning rate, and the floor and speedup to expect. With
+    --links also which algorithm, and which graph on these links, takes the fewest seconds.
 
     perron advise exponential --nodes 16 --steps 20000
     perron advise my-network.graphml --smoothness 4 --noise 2 --dim 100000
     perron advise ring --nodes 12 --problem logistic --json
+    perron advise exponential --links gaia --size 5.62e6 --compute 0.0254
+    perron advise exponential --links gaia --size 5.62e6 --compute 0.0254 --wire int4
     """
     from perron.advise import Needs
     from perron.advise import advise as advise_on
 
     settings = parse_numbers(options)
+    clock = make_clock(links, size, compute, protocol, receive_ahead, route=route)
+    if clock is None and (target is not None or condition is not None or only_given):
+        raise PerronError(
+            "--target, --condition and --only-given are for seconds: add --links FILE, or a preset, as gaia."
+        )
+    if clock is not None and nodes is None and not networks.is_file(network):
+        nodes = clock.record.nodes
     drawn, mixing, notes = networks.load_network(
         network, nodes, weights, seed, settings, push, undirected=undirected, largest_component=largest_component
     )
     graph = mixing.pull_graph if mixing.has_pull else mixing.push_graph
     graph = graph if isinstance(drawn, tuple) else drawn
     labels = [graph.label(node) for node in range(mixing.nodes)]
+    if (
+        clock is not None
+        and clock.record.labels is not None
+        and graph.labels is None
+        and clock.record.nodes == len(labels)
+    ):
+        labels = list(clock.record.labels)
     if noise is not None and not 0 <= noise < 1e150:
         raise PerronError(f"--noise is a standard deviation, a number that is not negative; got {noise}.")
     given = {"smoothness": smoothness, "noise_var": None if noise is None else noise**2, "gap": gap, "dim": dim}
     constants = _estimate(problem, mixing.nodes, notes) if problem is not None else {}
-    constants |= {name: value for name, value in given.items() if value is not None}
+    constants |= {name: value for name, value in (given | {"wire": wire}).items() if value is not None}
 
     def family(size: int) -> Mixing:
         return networks.load_network(network, size, weights, seed, settings, None)[1]
@@ -97,7 +146,18 @@ def advise(
     fixed = push is not None or networks.is_file(network)
     needs = Needs(steps=steps, **constants)
     with waiting(f"comparing algorithms on {mixing.nodes:,} nodes"):
-        advice = advise_on(mixing, needs, algorithms=algorithm, family=None if fixed else family, labels=labels)
+        advice = advise_on(
+            mixing,
+            needs,
+            algorithms=algorithm,
+            family=None if fixed or clock is not None else family,
+            labels=labels,
+            clock=clock,
+            target=(1e-8 if noise is None else 1e-4) if target is None else target,
+            condition=50.0 if condition is None else condition,
+            noisy=noise is not None and noise > 0,
+            other_graphs=not only_given,
+        )
     if as_json:
         write_json(advice.to_dict() | {"notes": notes})
     else:
@@ -129,6 +189,9 @@ def _print(advice: Advice, notes: list[str], labels: list[str]) -> None:
     screen = console(WIDTH)
     screen.width = max(screen.width, WIDTH)
     needs, metrics = advice.needs, advice.metrics
+    if advice.goal is not None:
+        _print_seconds(advice.times, advice.goal, screen)
+        _print_gradients(advice.gradients, screen)
     unit = "bytes/step" if needs.dim is not None else "d-vectors/step"
     columns = ("algorithm", "family", "stable lr", "lr", "floor", "from step", "speedup", unit, "")
     title = Text(
@@ -156,6 +219,57 @@ def _print(advice: Advice, notes: list[str], labels: list[str]) -> None:
         )
     for line in [*advice.words, *notes]:
         screen.print(f"- {line}", highlight=False, markup=False)
+
+
+def _print_seconds(times: Sequence[Timing], goal: Goal, screen: Any) -> None:
+    """Print algorithms and graphs in seconds, fastest first."""
+    from rich.box import SIMPLE
+    from rich.table import Table
+    from rich.text import Text
+
+    from perron.advise.seconds import shown_timings
+
+    noise = ", with noise" if goal.noisy else ""
+    title = Text(f"Seconds to {goal.target:g} of |grad f|^2 at the start; condition number {goal.condition:g}{noise}")
+    table = Table("algorithm", "graph", title=title, box=SIMPLE)
+    for name in ("ms/step", "steps", "seconds", "lr"):
+        table.add_column(name, justify="right")
+    table.add_column("critical", max_width=60)
+    for number, one in enumerate(shown_timings(times)):
+        known = isfinite(one.seconds)
+        cells = [
+            one.algorithm, one.graph, f"{one.step_seconds * 1e3:.4g}", f"{one.steps:,.0f}" if known else "-",
+            f"{one.seconds:.3g}" if known else "-", "-" if one.lr is None else f"{one.lr:.3g}",
+            one.critical or one.remark,
+        ]  # fmt: skip
+        table.add_row(*(Text(cell, style="bold" if number == 0 and known else "") for cell in cells))
+    screen.print(table)
+    screen.print(
+        "The best graph of each algorithm, and the given network; ms/step: in the long run, set by the critical cycle;\n"
+        "steps: at the best lr, by theory; one of local_push_pull has 4 gradients. lr is in units of 1/L if L was not given.\n",
+        highlight=False,
+    )
+
+
+def _print_gradients(costs: Sequence[GradientCost], screen: Any) -> None:
+    """Print what a gradient costs with local steps and quantized messages."""
+    from rich.box import SIMPLE
+    from rich.table import Table
+
+    if not costs:
+        return
+    table = Table("algorithm", title="A gradient of each node on the given network", box=SIMPLE)
+    for name in ("H", "messages", "ms", "sent by a node", "times fewer bytes"):
+        table.add_column(name, justify="right")
+    for one in costs:
+        fewer = f"{costs[0].bytes / one.bytes:,.3g}" if one.bytes else "-"
+        cells = (f"{one.seconds * 1e3:.4g}", f"{one.bytes / 1e6:,.3g} MB", fewer)
+        table.add_row(one.algorithm, str(one.local_steps), one.wire or "full", *cells)
+    screen.print(table)
+    screen.print(
+        "H: gradients for one exchange; full: messages of 32-bit numbers. centralized and diloco average by a ring all-reduce.\n",
+        highlight=False,
+    )
 
 
 def _row(fit: Assessment, *, bold: bool) -> list[str]:

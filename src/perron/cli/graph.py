@@ -10,14 +10,21 @@ from perron import networks
 from perron.cli.app import OUTPUT, console, print_lines, print_table, waiting, write_json
 from perron.cli.options import (
     Component,
+    ComputeTime,
     Json,
+    LinksFile,
     Nodes,
     Options,
+    ProtocolName,
     Push,
+    ReceiveAhead,
+    Route,
     Seed,
+    Size,
     Undirected,
     Weights,
     flag,
+    make_clock,
     network_argument,
     option,
     parse_numbers,
@@ -25,6 +32,7 @@ from perron.cli.options import (
 from perron.errors import PerronError
 
 if TYPE_CHECKING:
+    from perron.clock import Clock
     from perron.networks.mixing import Mixing
 
 SHOWN = 32  # entries of a Perron vector
@@ -42,11 +50,18 @@ def graph(
     power: Annotated[int, option("--power", "M", "Also show s of A^m and B^m.")] = 1,
     show_list: Annotated[bool, flag("--list", "List the topologies and stop.")] = False,
     picture: Annotated[Path | None, option("--draw", "FILE", "Draw it (.png, .pdf or .svg).", OUTPUT)] = None,
+    links: LinksFile = None,
+    size: Size = None,
+    compute: ComputeTime = None,
+    protocol: ProtocolName = None,
+    receive_ahead: ReceiveAhead = None,
+    route: Route = False,
     as_json: Json = False,
 ) -> None:
     """Show how a network mixes, and draw it.
 
-    Perron vectors, rho_2, beta, kappa, s, M and c of a named topology or a file, with advice.
+    Perron vectors, rho_2, beta, kappa, s, M and c of a named topology or a file, with advice. With --links also the time of
+    a step, and the cycle of links that sets it.
 
     perron graph exponential --nodes 16
     perron graph --list
@@ -54,6 +69,7 @@ def graph(
     perron graph my-network.graphml --weights uniform --json
     perron graph p2p-Gnutella08.txt.gz --largest-component
     perron graph A.csv --push B.csv
+    perron graph exponential --links gaia --size 5.62e6 --compute 0.0254
     """
     if show_list or network is None:
         if (
@@ -69,6 +85,9 @@ def graph(
         return
     from perron.networks import spectral
 
+    clock = make_clock(links, size, compute, protocol, receive_ahead, route=route)
+    if clock is not None and nodes is None and not networks.is_file(network):
+        nodes = clock.record.nodes
     with waiting(f"reading {network}"):
         drawn, mixing, notes = networks.load_network(
             network,
@@ -90,11 +109,34 @@ def graph(
     notes += [f"{name} = {value:.4g}" for name, value in powers.items()]
     labels = None if isinstance(drawn, tuple) else drawn.labels
     advice = metrics.advice(labels)
+    steps: dict[str, dict[str, Any]] = {}
+    if clock is not None:
+        with waiting("computing the time of a step"):
+            steps = _times_of_steps(clock, mixing)
+        notes += [f"{name}: {one['ms']:.4g} ms per step, set by {one['critical']}" for name, one in steps.items()]
     if as_json:
         edges = max(side.edges for side in (metrics.pull, metrics.push) if side)
-        write_json(metrics.to_dict() | powers | {"edges": edges, "notes": notes, "advice": advice})
+        times = {"steps": steps} if clock is not None else {}
+        write_json(metrics.to_dict() | powers | times | {"edges": edges, "notes": notes, "advice": advice})
     else:
         _print_metrics(metrics, labels, [*advice, *notes])
+
+
+def _times_of_steps(clock: Clock, mixing: Mixing) -> dict[str, dict[str, Any]]:
+    """Return the milliseconds of a step of Push-Pull in its three orders, or of what the network's matrices allow."""
+    from perron.algorithms import ALGORITHMS
+
+    names = ["push_pull", "push_pull_pu", "push_pull_atc"]
+    if not (mixing.has_pull and mixing.has_push):
+        names = ["frost" if mixing.has_pull else "push_diging"]
+    found = {}
+    for name in names:
+        cycle = clock.cycle_time(ALGORITHMS[name], mixing)
+        found[name] = {
+            "ms": cycle.seconds * 1e3, "critical": cycle.describe(clock.record.label), "links": cycle.links,
+            "exact": cycle.exact,
+        }  # fmt: skip
+    return found
 
 
 def _sums_of_powers(mixing: Mixing, power: int) -> dict[str, float]:

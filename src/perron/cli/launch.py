@@ -20,7 +20,9 @@ SCRIPT_OPTIONS = {
 
 
 def launch(
-    script: Annotated[list[str], typer.Argument(metavar="SCRIPT [ARGS]", help="A Python script and its options.")],
+    script: Annotated[
+        list[str] | None, typer.Argument(metavar="SCRIPT [ARGS]", help="A Python script and its options.")
+    ] = None,
     nodes: Annotated[int, option("--nodes -n", "N", "How many nodes to run on this machine.")] = 4,
     elastic: Annotated[bool, flag("--elastic", "Continue when nodes die, and let others join.")] = False,
     restarts: Annotated[
@@ -36,6 +38,13 @@ def launch(
     secret_file: Annotated[
         Path | None, option("--secret-file", "FILE", "A secret shared by all launchers (or PERRON_SECRET).")
     ] = None,
+    measure: Annotated[
+        Path | None,
+        option("--measure", "FILE", "Instead of a script: measure latency and rate of all links, and write them."),
+    ] = None,
+    measure_size: Annotated[
+        int, option("--measure-size", "BYTES", "Size of the messages that measure rates; best that of real ones.")
+    ] = 4_000_000,
 ) -> None:
     """Train with one process for each node.
 
@@ -46,7 +55,16 @@ def launch(
     perron launch --nodes 4 examples/train_mnist.py
     perron launch --nodes 4 --restarts 3 examples/train_mnist.py
     perron launch --nodes 5 --elastic --restarts 3 examples/train_mnist.py
+    perron launch --nodes 4 --measure links.csv
     """
+    if measure is not None:
+        if script or elastic or restarts or module:
+            raise PerronError(
+                "--measure runs no script, once: leave out the script, --module, --elastic and --restarts."
+            )
+        script, module = _measuring(measure, measure_size, size or nodes, host=first == 0), True
+    if not script:
+        raise typer.BadParameter("give a script, or --measure FILE.", param_hint="SCRIPT")
     if not module and not Path(script[0]).is_file():
         raise PerronError(f"There is no script {script[0]}.")
     if not 0 < grace < float("inf"):
@@ -77,3 +95,17 @@ def launch(
             fork_server.close()
     gc.freeze()  # the collection at the interpreter's exit takes most of a second, since torch is large
     raise typer.Exit(ExitCode.FAILED if code == 1 else code)
+
+
+def _measuring(path: Path, size: int, nodes: int, *, host: bool) -> list[str]:
+    """The module that measures links, with its arguments, after checks of them."""
+    from perron.clock.files import check_target
+    from perron.distributed.measure import check_size
+
+    check_size(size, nodes)
+    if host:  # node 0 writes
+        check_target(path)
+        print_status(
+            f"perron: {nodes} nodes start, to measure {nodes * (nodes - 1)} links with messages of {size:,} bytes"
+        )
+    return ["perron.distributed.measure", str(path.resolve()), str(size)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -13,6 +13,10 @@ from perron.cli import _names
 from perron.cli.app import NETWORK, OUTPUT
 from perron.errors import PerronError
 
+if TYPE_CHECKING:
+    from perron.clock import Clock
+
+LINKS = "Links"  # a group of options
 SHIPPED = Path(__file__).parents[1] / "studies" / "shipped"
 READABLE = (
     ".graphml",
@@ -136,6 +140,49 @@ Folder = Annotated[Path, typer.Argument(metavar="DIR", help="The directory of a 
 Workers = Annotated[
     int | None, option("--workers", "N", "At most N runs at a time (default: one per core; on a cluster, all).", min=1)
 ]
+LinksFile = Annotated[
+    str | None,
+    option(
+        "--links",
+        "FILE|PRESET",
+        f"Latencies and rates, for answers in seconds: a .csv, .npz, GML or GraphML file, or {', '.join(_names.PRESETS)}.",
+        LINKS,
+        choices=_names.PRESETS,
+    ),
+]
+Size = Annotated[float | None, option("--size", "BYTES", "Bytes of one model vector on the wire.", LINKS)]
+ComputeTime = Annotated[
+    str | None,
+    option(
+        "--compute",
+        "SECONDS",
+        "Seconds of one gradient, or a distribution, as 'exponential(0.1)' (default: that of the links' file, or 0).",
+        LINKS,
+    ),
+]
+ProtocolName = Annotated[
+    str | None,
+    option(
+        "--protocol",
+        "NAME",
+        "rendezvous: as gloo, a message leaves when its receiver has asked for it (default); or eager.",
+        LINKS,
+        choices=("rendezvous", "eager"),
+    ),
+]
+ReceiveAhead = Annotated[
+    int | None,
+    option("--receive-ahead", "STEPS", "Steps by which receives are posted in advance (default: 0).", LINKS, min=0),
+]
+Route = Annotated[bool, flag("--route", "Pairs without a link use the path of least latency.", LINKS)]
+Condition = Annotated[
+    float | None,
+    option("--condition", "KAPPA", "L / mu of the losses, on which steps depend (default: 50).", LINKS, min=1),
+]
+Target = Annotated[
+    float | None,
+    option("--target", "RATIO", "The share of |grad f|^2 at the start that may remain (default: 1e-8).", LINKS),
+]
 Json = Annotated[bool, flag("--json", "Print one JSON document, for programs.", OUTPUT)]
 
 
@@ -163,3 +210,19 @@ def parse_numbers(pairs: list[str] | None) -> dict[str, Any]:
         if not equals or isinstance(options[key], bool) or not isinstance(options[key], int | float):
             raise PerronError(f"--set takes KEY=NUMBER, as probability=0.5; got {pair!r}.")
     return options
+
+
+def make_clock(
+    links: str | None, size: float | None, compute: str | None, protocol: str | None, ahead: int | None, *, route: bool
+) -> Clock | None:
+    """Return the clock of the options about links; None without --links, which the others need."""
+    if links is None:
+        given = {"size": size, "compute": compute, "protocol": protocol, "receive-ahead": ahead, "route": route or None}
+        if names := [f"--{name}" for name, value in given.items() if value is not None]:
+            raise PerronError(f"{', '.join(names)}: on which links? Add --links FILE, or a preset, as --links gaia.")
+        return None
+    from perron.clock import Clock, Machines
+
+    machines = Machines.read(links, route=route)
+    settings: dict[str, Any] = {"compute": compute, "size": size, "protocol": protocol, "ahead": ahead}
+    return Clock(machines, **{name: value for name, value in settings.items() if value is not None})

@@ -208,7 +208,9 @@ def show(
 @app.command()
 def compare(
     folders: Annotated[list[Path], typer.Argument(metavar="DIR...", help="The directories of studies that were run.")],
-    x: Annotated[str, option("--x", "COLUMN", "steps, gradients, bytes or another measured column.")] = "steps",
+    x: Annotated[
+        str, option("--x", "COLUMN", "steps, gradients, bytes, seconds or another measured column.")
+    ] = "steps",
     y: Annotated[str | None, option("--y", "METRIC", "A metric (default: the first).")] = None,
     panels: Annotated[
         list[str] | None,
@@ -220,6 +222,7 @@ def compare(
     target: Annotated[
         float | None, option("--target", "Y", "The best step is the one that reaches this value first.")
     ] = None,
+    log_x: Annotated[bool, flag("--log-x", "A logarithmic x axis.")] = False,
     columns: Annotated[str, option("--columns", "WIDTH", "Of the page: one (3.5 in) or two (7.16 in).")] = "one",
     latex: Annotated[bool, flag("--latex", "Set the text of figures with LaTeX, if it is installed.")] = False,
     out: Annotated[Path, out_option("Where figures and tables go.", "DIR")] = Path("results/compare"),
@@ -235,7 +238,7 @@ def compare(
     from perron.studies import compare as compared
     from perron.studies._values import parse
 
-    options = {"x": x, "y": y, "panels": panels, "target": target, "columns": columns, "latex": latex}
+    options = {"x": x, "y": y, "log_x": log_x, "panels": panels, "target": target, "columns": columns, "latex": latex}
     found = compared(folders, **options, where=parse(where or [], "--where"))
     paths = found.save(out)
     if as_json:

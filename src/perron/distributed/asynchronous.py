@@ -21,6 +21,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from perron.algorithms.base import Algorithm
+from perron.algorithms.codecs import Encoded
 from perron.algorithms.node import Handle, Later, NodeLinks, Side
 from perron.distributed.exchange import Exchange
 from perron.distributed.finite import is_finite
@@ -66,6 +67,7 @@ class Outbox(_Link):
 
     def __init__(self, peers: Peers, neighbor: int, side: Side, what: str) -> None:
         super().__init__(peers, neighbor, side, what)
+        self.bytes_sent = 0
         self._changed = threading.Condition()
         self._next: Tensor | None = None
         self._stopped = False
@@ -85,6 +87,7 @@ class Outbox(_Link):
             if message is None:
                 return
             self.transfer(message, sent=True)
+            self.bytes_sent += message.nbytes
             last = bool(message[-1])
 
 
@@ -111,8 +114,8 @@ class AsynchronousNode(DistributedNode):
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
-        if self.wire is not None or self.mixing.varies:
-            raise PerronError("Asynchronous nodes need a fixed network and full precision: wire=None.")
+        if self.mixing.varies:
+            raise PerronError("Asynchronous nodes need a fixed network: give one graph.")
         if torch.device(self._device).type != "cpu":
             raise PerronError(f"Asynchronous nodes need gloo and CPU tensors; got {self._device}.")
         self._out: dict[tuple[Side, int], Outbox] = {}
@@ -161,6 +164,10 @@ class AsynchronousNode(DistributedNode):
             self._out[side, target].start()
 
     @property
+    def bytes_sent(self) -> int:
+        return self.posted_bytes + sum(outbox.bytes_sent for outbox in self._out.values())
+
+    @property
     def _links(self) -> list[_Link]:
         return [*self._in.values(), *self._out.values()]
 
@@ -197,7 +204,7 @@ class AsynchronousNode(DistributedNode):
     def drain(self) -> None:
         """Do nothing: no message has to arrive."""
 
-    def _exchange(self, kind: type[Exchange], side: Side, x: Tensor) -> Exchange:  # noqa: ARG002
+    def _exchange(self, kind: type[Exchange], side: Side, x: Tensor | Encoded) -> Exchange:  # noqa: ARG002
         raise PerronError("An asynchronous node has only the newest messages, not all of them: use RobustPushPull.")
 
 
@@ -210,12 +217,14 @@ class AsynchronousLinks(ProcessLinks):
         return self.node.latest(self.side, x, before)
 
 
-def check_asynchronous(algorithm: Algorithm, *, elastic: bool = False) -> None:
-    """Refuse an algorithm that needs every message, and elastic membership."""
+def check_asynchronous(algorithm: Algorithm, *, elastic: bool = False, wire: str | None = None) -> None:
+    """Refuse an algorithm that needs every message, elastic membership, and quantized messages."""
     if not algorithm.about.robust:
         raise PerronError(
             f"{algorithm.about.title} needs every message of every step, so its nodes have to wait for each other; use "
             "RobustPushPull, or leave out asynchronous=True."
         )
+    if wire is not None:
+        raise PerronError(f"Asynchronous nodes send running sums, in full precision: leave out wire={wire!r}.")
     if elastic:
         raise PerronError("Elastic membership needs nodes that wait for each other: leave out asynchronous=True.")

@@ -98,8 +98,10 @@ def save(
         raise FileError(f"keep must be 2 or more, since nodes do not save at the same moment; got {keep}.")
     folder, state = Path(folder), optimizer.state_dict()
     own = state["perron"]
-    number, now = own["node"], Moment(optimizer.run_id, own["step"])
+    alike = isinstance(getattr(optimizer.algorithm, "local_steps", 1), int)
+    number, now = own["node"], Moment(optimizer.run_id, own["step"], own["received"] if alike else 0)
     tensors = {f"state.{name}": value for name, value in own["state"].items()}
+    tensors |= {f"progress.{name}": value for name, value in own["progress"].items()}
     tensors |= {"last": own["last"], "random": torch.get_rng_state()}
     moments, plain = named_state(state["state"])
     tensors |= {f"{INNER}{name}": value for name, value in moments.items()}
@@ -110,6 +112,9 @@ def save(
         why = f"{where}. This is not saved; earlier checkpoints are kept. Lower lr, or pass clip=."
         raise diverged(optimizer, DivergenceError(why))
     facts = {"format": FORMAT, "name": optimizer.node.name} | {name: own[name] for name in IDENTITY}
+    if own["received"]:  # in the middle of a step
+        facts["received"] = own["received"]
+    facts["bytes_sent"] = own["bytes_sent"]
     facts |= {"notes": notes or {}, "param_groups": plain_groups(state["param_groups"]), "inner": plain}
     more, facts["states"] = pack_states(states or {})
     tensors |= more
@@ -202,6 +207,8 @@ def _resume(
     facts, tensors = part = read_part(folder, moment, optimizer.node.number, optimizer.infinite_buffers)
     own = {name: facts[name] for name in IDENTITY}
     own |= {"last": tensors["last"], "state": tensorfile.part(tensors, "state.")}
+    own |= {"received": facts.get("received", 0), "progress": tensorfile.part(tensors, "progress.")}
+    own["bytes_sent"] = facts.get("bytes_sent", 0)
     moments = unnamed_state(tensorfile.part(tensors, INNER), facts.get("inner", {}))
     groups = typed_groups(facts["param_groups"], optimizer.param_groups)
     optimizer.load_state_dict({"state": moments, "param_groups": groups, "perron": own})
@@ -224,8 +231,8 @@ def _average(
         raise FileError(f"None of the files in {moment.within(folder)} can be read. {listed(damage, sep=' ')}")
     mine = [part for part in readable if part[0].get("name", part[0]["node"]) == optimizer.node.name]
     facts = (mine or readable)[0][0]
-    optimizer.set_parameters(torch.stack([tensors["state.x"] for _, tensors in readable]).mean(0))
-    optimizer.node.step = moment.step
+    mean = torch.stack([tensors["state.x"] for _, tensors in readable]).mean(0)
+    optimizer.set_parameters(mean, step=moment.step)
     for own, old in zip(
         optimizer.param_groups, typed_groups(facts["param_groups"], optimizer.param_groups), strict=False
     ):

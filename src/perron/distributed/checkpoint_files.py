@@ -1,6 +1,7 @@
 """The files of checkpoints: their names, their formats, and reading those that are not trusted.
 
     FOLDER/RUN/step-0000000120/node-3.safetensors   of node 3, see `perron._storage.tensorfile`
+    FOLDER/RUN/step-0000000120-2/...                after 2 of the gradients of the next step, with local steps
     FOLDER/node-3.runs.json                         the runs that node 3 has taken part in, see `checkpoint_record`
 
 | format | written        | files of node 3                                                                       |
@@ -39,13 +40,20 @@ STATES = "states."  # that of schedulers, generators and other objects of the us
 
 
 class Moment(NamedTuple):
-    """A run and a step of it; later ones are greater. The run is empty in folders of the first format."""
+    """A run, a step of it, and the gradients of the next step that were in; later ones are greater.
+
+    The run is empty in folders of the first format. Where nodes have different numbers of local steps, gradients do not count.
+    """
 
     run: str
     step: int
+    received: int = 0
 
     def within(self, folder: Path) -> Path:
-        return folder / self.run / f"step-{self.step:010d}"
+        return folder / self.run / (f"step-{self.step:010d}" + (f"-{self.received}" if self.received else ""))
+
+    def __str__(self) -> str:
+        return f"{self.step}" + (f" and {self.received} gradients" if self.received else "")
 
 
 def find_moments(folder: Path, node: int | None = None) -> list[Moment]:
@@ -179,8 +187,9 @@ def _directories(folder: Path) -> list[Path]:
     """Return the directories of all moments."""
     names = _names(folder)
     places = [folder / name for name in names] + [folder / run / name for run in names for name in _names(folder / run)]
-    return [place for place in places if re.fullmatch(r"step-\d+", place.name, re.ASCII)]
+    return [place for place in places if re.fullmatch(r"step-\d+(-\d+)?", place.name, re.ASCII)]
 
 
 def _moment(folder: Path, place: Path) -> Moment:
-    return Moment("" if place.parent == folder else place.parent.name, int(place.name.removeprefix("step-")))
+    numbers = map(int, place.name.removeprefix("step-").split("-"))
+    return Moment("" if place.parent == folder else place.parent.name, *numbers)

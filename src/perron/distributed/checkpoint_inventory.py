@@ -85,7 +85,7 @@ class Inventory:
         self.remark = ""
         self._refuse()
         if self.newer:
-            steps = ", ".join(str(moment.step) for moment in self.newer)
+            steps = ", ".join(map(str, self.newer))
             reasons = [reason for moment in self.newer for _, reason in self._obstacles(moment)]
             self.remark = (
                 f"Checkpoints of step {steps} are damaged or not there on every node. {listed(reasons, sep=' ')}"
@@ -94,7 +94,7 @@ class Inventory:
     def kept(self, rank: int) -> frozenset[Moment]:
         """Return the moments that a node must not remove: it cannot read them, or others lack them for an unknown reason."""
         report = self.reports[rank]
-        unreadable = {Moment(run, step) for key in ("unreadable", "unknown") for run, step, _ in report[key]}
+        unreadable = {Moment(*one) for key in ("unreadable", "unknown") for *one, _ in report[key]}
         return frozenset(unreadable | (set(self.newer) - self.unfinished))
 
     def record(self, rank: int) -> Record:
@@ -119,7 +119,7 @@ class Inventory:
     def _has(self, report: Report) -> set[Moment]:
         """Return the moments that a node can use, or has in a form that it cannot use."""
         usable = {Moment(*one) for key in ("same", "other") for one in report[key]}
-        return usable | {Moment(run, step) for key in ("unreadable", "unknown") for run, step, _ in report[key]}
+        return usable | {Moment(*one) for key in ("unreadable", "unknown") for *one, _ in report[key]}
 
     def _obstacles(self, moment: Moment) -> list[tuple[int, str]]:
         """Return the nodes that cannot use a moment, with the reasons."""
@@ -133,7 +133,7 @@ class Inventory:
                 if Moment(*one) == moment
             ]
             if reasons or moment not in self._has(report):
-                found.append((node, reasons[0] if reasons else f"Node {node} has none of {moment.step}."))
+                found.append((node, reasons[0] if reasons else f"Node {node} has none of {moment}."))
         return found
 
     def _refuse(self) -> None:
@@ -141,11 +141,11 @@ class Inventory:
         for report in self.reports:
             if report["refused"] and not self.fresh:
                 raise FileError(f"Node {report['node']}: {report['refused']}")
-        unknown = {Moment(run, step) for report in self.reports for run, step, _ in report["unknown"]} & set(self.newer)
+        unknown = {Moment(*one) for report in self.reports for *one, _ in report["unknown"]} & set(self.newer)
         if unknown:
             remedy = "Use the version of perron that wrote it"
             if self.chosen is not None:
-                remedy += f", or move it to another folder to resume from step {self.chosen.step}"
+                remedy += f", or move it to another folder to resume from step {self.chosen}"
             raise FormatError(
                 f"A checkpoint in {self.folder} has a format that this version of perron does not know. "
                 f"{self._explain(sorted(unknown, reverse=True))} {remedy}. {FRESH}"
@@ -166,7 +166,7 @@ class Inventory:
             able = [report["node"] for report in self.reports if report["node"] not in unable]
             who = f"can be used by node {listed(able)}" if able else "can be used by no node"
             why = listed((reason for _, reason in obstacles), sep=" ") or "Its parts are of different numbers of nodes."
-            texts.append(f"Step {moment.step} {who}. {why}")
+            texts.append(f"Step {moment} {who}. {why}")
         if len(moments) > SHOWN:
             texts.append(f"{len(moments) - SHOWN} more cannot be used by all nodes.")
         return " ".join(texts)

@@ -3,7 +3,7 @@
 A *run* is the time between two starts (with elastic membership, between two changes of members). A *training* consists of the
 runs that resumed from each other. A node lists the runs that it takes part in, before it saves anything in them:
 
-    FOLDER/node-3.runs.json    {"format": 1, "runs": [...], "first": RUN, "since": RUN, "last": [RUN, STEP]}
+    FOLDER/node-3.runs.json    {"format": 1, "runs": [...], "first": RUN, "since": RUN, "last": [RUN, STEP, GRADIENTS]}
 
 So a checkpoint that the node does not have is *unfinished* if it is of a listed run and later than the last one that the node
 saved: it did not live to save it. Any other one is *missing*, as when a disk is not mounted. Only files of the training's own
@@ -90,7 +90,7 @@ def read_record(folder: Path, name: int) -> Record:
     if fields.pop("format", None) != FORMAT:
         raise FormatError(f"{path} is not of format {FORMAT}, the only one that this version of perron reads.")
     try:
-        fields["last"] = Moment(str(fields["last"][0]), int(fields["last"][1]))
+        fields["last"] = Moment(str(fields["last"][0]), *map(int, fields["last"][1:]))
         record = Record(**fields)
         if not all(isinstance(text, str) for text in (*record.runs, record.first, record.since)):
             raise ValueError

@@ -14,6 +14,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from perron._modules import temporarily_set
+from perron.algorithms.quantized import quantized
 from perron.distributed.asynchronous import AsynchronousNode
 from perron.distributed.consistency import (
     compare,
@@ -27,7 +28,8 @@ from perron.distributed.finite import is_finite
 from perron.distributed.inner import copy_memory
 from perron.distributed.node import DistributedNode
 from perron.distributed.process_group import START_TIMEOUT, Peers
-from perron.errors import DivergenceError, NetworkError, PerronError, listed
+from perron.distributed.receive_ahead import agree_on_counts, count_of
+from perron.errors import DivergenceError, NetworkError, PerronError, brief, listed
 from perron.networks.builder import build_network
 from perron.networks.facts import Network
 from perron.networks.mixing import Mixing
@@ -38,7 +40,6 @@ if TYPE_CHECKING:
     from perron.distributed.elastic.recovery import Recovery
     from perron.distributed.optimizer import Decentralized
 
-WIRES = {None: None, "bf16": torch.bfloat16}
 AVERAGED = "The model is the average of all nodes' now; leave averaged_model() before {}."
 
 log = logging.getLogger("perron")
@@ -62,15 +63,22 @@ def assemble(
         mixing = build_network(optimizer._graph, peers.size, weights=settings["weights"], seed=settings["seed"])
     algorithm.check(Network(repeat(mixing, settings["rounds"])))
     kind = AsynchronousNode if settings["asynchronous"] else DistributedNode
-    options = {"timeout": optimizer.timeout, "seed": settings["seed"], "wire": WIRES[settings["wire"]]}
+    options = {"timeout": optimizer.timeout, "seed": settings["seed"], "receive_ahead": settings["receive_ahead"]}
+    optimizer._running_algorithm = quantized(algorithm, settings["wire"], mixing)
     node = kind(mixing, peers=peers, dtype=flat.dtype, device=flat.device, **options)
+    if sources and hasattr(optimizer, "node"):
+        node.posted_bytes = optimizer.node.posted_bytes
     optimizer.node = node
     facts = {"the algorithm": algorithm.description, "the network": f"{mixing!r} {mixing.fingerprint}"}
     facts |= flat.facts(optimizer.param_groups, began=bool(sources))
     limit = optimizer.timeout if sources else START_TIMEOUT
     compare(versions() | facts | settings, peers, limit)
     now = max(time.time_ns(), int(optimizer.run_id.partition("-")[0] or 0) + 1)  # ids only grow, whatever clocks do
-    optimizer.run_id = max(gather_texts(f"{now:020d}-{token_hex(4)}", peers, limit))
+    texts = [
+        text.split(" ", 1) for text in gather_texts(f"{now:020d}-{token_hex(4)} {count_of(peers.ledger)}", peers, limit)
+    ]
+    optimizer.run_id = max(run_id for run_id, _ in texts)
+    agree_on_counts(peers, [count for _, count in texts])
     if sources or settings["broadcast"]:
         what = f"Node {node.name} lost another node while the model was copied"
         tensors = [x, *flat.frozen.values(), *_buffers(optimizer).values()]
@@ -131,7 +139,7 @@ def averaged_model(optimizer: Decentralized) -> Iterator[None]:
 
     def average() -> None:
         node = optimizer.node
-        mean = node.mean(optimizer.algorithm_state.x).wait()
+        mean = node.mean(optimizer._model).wait()
         what = f"Node {node.name} lost another node in the average of step {node.step}"
         values.update(gather_average(_buffers(optimizer), node.peers, what, optimizer.timeout))
         values.update(zip(params, flat.views(mean), strict=True))
@@ -141,7 +149,7 @@ def averaged_model(optimizer: Decentralized) -> Iterator[None]:
     with torch.no_grad():
         if not retry_collective(optimizer, "average", average):
             log.warning("Node %d: members changed, so this is its own model, not the average.", optimizer.node.name)
-            values.update(zip(params, flat.views(optimizer.algorithm_state.x), strict=True))
+            values.update(zip(params, flat.views(optimizer._model), strict=True))
     optimizer._averaging = True
     try:
         with temporarily_set(_buffers(optimizer) | params, values):
@@ -174,6 +182,12 @@ def join(optimizer: Decentralized, steps: int) -> Iterator[None]:
     """See `Decentralized.join`."""
     if optimizer._recovery is not None:
         raise PerronError("join() counts calls, elastic membership cannot: loop while optimizer.steps < total.")
+    counts = getattr(optimizer.algorithm, "local_steps", 1)
+    if not isinstance(counts, int):
+        raise PerronError(
+            "join() counts calls, and with different numbers of local steps nodes need different numbers of calls: loop while "
+            f"optimizer.steps < total. Got local_steps={brief(counts)}."
+        )
     first, most, peers = optimizer._calls, torch.tensor([steps]), optimizer.node.peers
     work = peers.all_reduce(most, dist.ReduceOp.MAX, timeout=optimizer.timeout)
     peers.finish([(work, "Not all processes entered join()")], optimizer.timeout)

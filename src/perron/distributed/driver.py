@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from perron.algorithms.base import Algorithm, Query
+from perron.algorithms.base import Algorithm, Partial, Query
 from perron.algorithms.node import NO_SAMPLES, Node
 from perron.algorithms.wrappers import Repeated
 from perron.distributed.collective import recovery_from
@@ -24,6 +24,7 @@ class Driver(torch.optim.Optimizer):
     """The part of `Decentralized` that runs the algorithm on this node."""
 
     algorithm: Algorithm
+    _running_algorithm: Algorithm  # with quantized messages
     algorithm_state: Any = None
     last: Tensor  # the last gradient
     node: DistributedNode
@@ -32,6 +33,7 @@ class Driver(torch.optim.Optimizer):
     _settings: dict[str, Any]
     _recovery: Recovery | None
     _running: Any = None
+    _progress: dict[str, Tensor] | None = None  # of the step that has begun, if it can be saved
     _failure: PerronError | None = None
     _calls: int = 0
 
@@ -45,6 +47,13 @@ class Driver(torch.optim.Optimizer):
         """The node as the algorithm sees it."""
         rounds = self._settings["rounds"]
         return self.node if rounds == 1 else Repeated(self.node, rounds)
+
+    @property
+    def _model(self) -> Tensor:
+        """This node's model; within a round of local steps, where it has come to."""
+        inside = self._progress if self.gradients_received else None
+        point: Tensor = self.algorithm_state.x if inside is None else inside.get("point", self.algorithm_state.x)
+        return point
 
     def _advance(self, grad: Tensor) -> None:
         """Give the algorithm one gradient; if a node is lost, recover and repeat."""
@@ -68,7 +77,7 @@ class Driver(torch.optim.Optimizer):
     def _send(self, grad: Tensor) -> None:
         self._flat.learning_rates(self.param_groups)  # a scheduler may have changed them after the step began
         if self._running is None:  # after close
-            self._begin()
+            self._begin(self._progress if self.gradients_received else None)
         self.last = grad
         try:
             point = self._running.send(grad)
@@ -81,33 +90,40 @@ class Driver(torch.optim.Optimizer):
 
     def _start(self, x: Tensor, *, resume: bool = False) -> None:
         """Restart the algorithm from the model x; ``resume`` keeps what its move remembers of the gradients."""
-        if resume and self.algorithm_state is not None:
-            self.algorithm_state = self.algorithm.resume(self.algorithm_state, x, self._world)
-        else:
-            self.algorithm_state = self.algorithm.init(x, self._world)
+        before, first = self.algorithm_state, self._running_algorithm.init(x, self._world)
+        if not resume or before is None:
             self.state.clear()
+        if resume:
+            first = self._running_algorithm.resume(first if before is None else before, x, self._world)
+        self.algorithm_state = first
         self.last, self.gradients_received = torch.zeros_like(x), 0
 
-    def _begin(self) -> None:
-        """Run the next step up to the point at which it needs a gradient."""
+    def _begin(self, progress: dict[str, Tensor] | None = None) -> None:
+        """Run the next step up to the point at which it needs a gradient; given its progress, up to where it was."""
         rates = self._flat.learning_rates(self.param_groups)
-        self._running = self.algorithm.step(self.algorithm_state, self._world, rates)
+        more: Any = {} if progress is None else {"progress": progress}
+        self._running = self._running_algorithm.step(self.algorithm_state, self._world, rates, **more)
         try:
             point = next(self._running)
         except StopIteration:
             raise PerronError(f"{self.algorithm.about.title} uses no gradients: it is no optimizer.") from None
         self._show(point)
 
-    def _show(self, point: Tensor | Query) -> None:
+    def _show(self, point: Tensor | Query | Partial) -> None:
         """Post the exchanges, and put the point of the next gradient into the model."""
+        self._progress = point.progress if isinstance(point, Partial) else None
+        if isinstance(point, Partial):
+            point = point.point
         if isinstance(point, Query):
             raise PerronError(NO_SAMPLES)
         self.node.flush()
         self._flat.show(point)
 
     def _settle(self) -> None:
-        """Wait for the messages in flight, and discard the step that has begun."""
-        running, self._running, self.gradients_received = self._running, None, 0
+        """Wait for the messages in flight, and leave the step that has begun; from its progress it can be continued."""
+        running, self._running = self._running, None
+        if self._progress is None:
+            self.gradients_received = 0
         if running is not None and self._failure is None:
             with nullcontext() if self._recovery is None else suppress(NetworkError):  # the next step recovers
                 self.node.drain()

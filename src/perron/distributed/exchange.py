@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
-import torch.distributed as dist
 from scipy.sparse import issparse
 from torch import Tensor
 
+from perron.algorithms.codecs import Encoded, values_of
 from perron.algorithms.node import Handle, Side
+from perron.algorithms.wrappers import ring_all_reduce
 from perron.distributed.finite import is_finite
-from perron.distributed.process_group import Transfer, record_waits
-from perron.errors import DivergenceError, NetworkError, listed
+from perron.distributed.process_group import record_waits
+from perron.distributed.receive_ahead import Form, Receives, is_blank
+from perron.errors import DivergenceError, NetworkError, PerronError, listed
 from perron.random import Keyed
 
 if TYPE_CHECKING:
@@ -53,9 +56,12 @@ class Exchange(Handle):
     batch: Batch
     result: Tensor
 
-    def __init__(self, node: DistributedNode, side: Side, tensor: Tensor) -> None:
-        self.node, self.side, self.tensor = node, side, tensor
+    def __init__(self, node: DistributedNode, side: Side, x: Tensor | Encoded) -> None:
+        self.node, self.side, self.tensor = node, side, values_of(x)
+        self.codec = x.codec if isinstance(x, Encoded) else None
+        self.message = x.message if isinstance(x, Encoded) else x.reshape(-1)  # what is sent
         self.step, self.neighbors = node.step, node.neighbors(side, node.step)
+        self.form = Form(side, node.step, self.message.numel(), self.message.dtype, self.message.device)
         self.posted = self.done = False
         self.error: DivergenceError | None = None
 
@@ -77,8 +83,8 @@ class Exchange(Handle):
     def combine(self, received: list[Message]) -> Tensor:
         """Return the weighted sum of the messages and the own tensor, in the memory of the first message if possible."""
         own = self.neighbors.own
-        if not received or received[0].tensor.dtype != self.tensor.dtype:
-            result = self._own_part()
+        if not received:
+            result = self.tensor * own
         else:
             (_, weight, result), *received = received
             if weight + own == 1:  # one pass over memory rather than two
@@ -117,15 +123,21 @@ class Exchange(Handle):
             f"Node {name} received numbers that are not finite from node {senders} {where} ({edges}, {self}). {remedy}"
         )
 
-    def _own_part(self) -> Tensor:
-        """Return the own term; of a push in low precision it includes the rounding errors of the messages: no mass is lost."""
-        if self.side == "pull" or self.node.wire is None:
-            return self.tensor * self.neighbors.own
-        sent = self.tensor.to(self.node.wire).to(self.tensor.dtype)
-        return sent * self.neighbors.own + (self.tensor - sent)
+    def read(self, message: Tensor, source: int) -> Message:
+        """Return a neighbor's message; one that cannot be read is an error."""
+        if self.codec is not None:
+            try:
+                message = self.codec.read(message, self.tensor.numel(), self.tensor.dtype)
+            except PerronError as error:
+                sender, name = self.node.peers.node_ids[source], self.node.name
+                raise PerronError(
+                    f"Node {name} received from node {sender} {error} in step {self.step} (edge node {sender} -> node {name}, "
+                    f"{self}). Use the same version of perron and the same wire= on all nodes."
+                ) from None
+        return Message(source, self.neighbors.sources[source], message.view_as(self.tensor))
 
     def __str__(self) -> str:
-        return f"{self.side} of {self.tensor.numel()} numbers"
+        return f"{self.side} of {self.tensor.numel()} numbers" + (f" as {self.codec.name}" if self.codec else "")
 
 
 class Gather(Exchange):
@@ -143,6 +155,7 @@ class Mean(Handle):
         self.node, self.step, self.own = node, node.step, x
         self.total = x.clone()
         self.work = node.peers.all_reduce(self.total, timeout=node.timeout)
+        node.posted_bytes += ring_all_reduce(node.nodes) * x.nbytes // node.nodes
 
     def wait(self) -> Tensor:
         what = f"Node {self.node.name} lost another node in the average of step {self.step}"
@@ -160,66 +173,60 @@ class MessagePlan(NamedTuple):
 
     neighbor: int
     sent: bool
-    number: int  # among the messages to, or from, this neighbor
+    part: int  # number among the messages to, or from, this neighbor
     indices: list[int]
 
 
-def plan_messages(exchanges: list[Exchange], nodes: int) -> list[MessagePlan]:
+def plan_messages(forms: Sequence[Form], neighbors: Sequence[Neighbors], nodes: int) -> list[MessagePlan]:
     """Return the messages of a batch, in an order that the sender and the receiver of each agree on."""
     return [
-        MessagePlan(neighbor, sent, number, indices)
+        MessagePlan(neighbor, sent, part, indices)
         for sent in (False, True)  # posting receives first saves gloo a round trip
         for neighbor in range(nodes)
-        for number, indices in enumerate(_fuse(exchanges, neighbor, sent=sent))
+        for part, indices in enumerate(_fuse(forms, neighbors, neighbor, sent=sent))
     ]
 
 
-def _fuse(exchanges: list[Exchange], neighbor: int, *, sent: bool) -> list[list[int]]:
+def _fuse(forms: Sequence[Form], neighbors: Sequence[Neighbors], neighbor: int, *, sent: bool) -> list[list[int]]:
     """Return the indices of the exchanges with a neighbor, by message: all in one if they are small, otherwise one each."""
-    sides = [one.neighbors.targets if sent else one.neighbors.sources for one in exchanges]
+    sides = [one.targets if sent else one.sources for one in neighbors]
     indices = [index for index, side in enumerate(sides) if neighbor in side]
-    size = sum(exchanges[index].tensor.numel() * exchanges[index].tensor.element_size() for index in indices)
+    size = sum(forms[index].numel * forms[index].dtype.itemsize for index in indices)
     if size <= FUSE_BELOW:
         return [indices] if indices else []
     return [[index] for index in indices]
 
 
-class _FailedWork:
-    """Stands for a transfer that could not be posted; waiting for it raises the error."""
-
-    def __init__(self, error: Exception) -> None:
-        self.error = error
-
-    def wait(self, _timeout: object) -> None:
-        raise self.error
+def _split(message: Tensor, forms: Sequence[Form]) -> list[Tensor]:
+    """Return the tensors that were joined in a message; bytes that begin where numbers may not are copied."""
+    if all(form.dtype == message.dtype for form in forms):
+        return list(message.split([form.numel for form in forms]))  # type: ignore[no-untyped-call]
+    parts = message.split([form.numel * form.dtype.itemsize for form in forms])  # type: ignore[no-untyped-call]
+    return [
+        (part if part.storage_offset() % form.dtype.itemsize == 0 else part.clone()).view(form.dtype)
+        for part, form in zip(parts, forms, strict=True)
+    ]
 
 
 class Batch:
     """Exchanges that are posted together."""
 
-    def __init__(self, node: DistributedNode, exchanges: list[Exchange]) -> None:
-        self.node, self.exchanges = node, exchanges
-        self.plans = node.plan(exchanges)
-        self.transfers = [self._transfer(plan) for plan in self.plans]
-        self.works: list[Any] = []
-        self.failed: tuple[int, _FailedWork] | None = None  # the transfer that could not be posted
-        # On gloo each transfer has a work of its own, NCCL has one for all of them.
-        self.separate = all(one.tensor.device.type == "cpu" for one in self.transfers)
-        try:
-            for group in [[one] for one in self.transfers] if self.separate else [self.transfers]:
-                self.works += node.peers.post(group)
-        except (RuntimeError, dist.DistError) as error:
-            self.failed = len(self.works), _FailedWork(error)
+    def __init__(self, node: DistributedNode, exchanges: list[Exchange], receives: Receives) -> None:
+        self.node, self.exchanges, self.number, self.plans = node, exchanges, receives.number, receives.plans
+        self.ahead = receives.ahead
+        sends = [receives.transfer(plan, self._message(plan)) for plan in self.plans if plan.sent]
+        self.transfers = [*receives.transfers, *sends]
+        node.posted_bytes += sum(one.tensor.nbytes for one in sends)
+        self.separate = receives.separate  # on gloo each transfer has a work of its own, NCCL has one for all of them
+        receives.post(node, sends if self.separate else self.transfers)
+        self.works, self.failed = receives.works, receives.failed
 
-    def _transfer(self, plan: MessagePlan) -> Transfer:
-        node, tensors = self.node, [self.exchanges[index].tensor for index in plan.indices]
-        if plan.sent:
-            flat = [tensor.reshape(-1) for tensor in tensors]
-            buffer = node.encode((flat[0] if len(flat) == 1 else torch.cat(flat)).contiguous())
-        else:
-            size = sum(tensor.numel() for tensor in tensors)
-            buffer = torch.empty(size, dtype=node.wire or tensors[0].dtype, device=tensors[0].device)
-        return Transfer(plan.neighbor, buffer, node.tag(plan.number), plan.sent)
+    def _message(self, plan: MessagePlan) -> Tensor:
+        """Return a message to be sent; tensors of different types are joined byte by byte."""
+        flat = [self.exchanges[index].message for index in plan.indices]
+        if len({one.dtype for one in flat}) > 1:
+            flat = [one.contiguous().view(torch.uint8) for one in flat]
+        return (flat[0] if len(flat) == 1 else torch.cat(flat)).contiguous()
 
     def finish(self) -> None:
         """Wait for all messages and compute the results."""
@@ -230,22 +237,31 @@ class Batch:
             works = [self.failed]
         try:
             node.peers.finish([(work, partial(self._describe_loss, place)) for place, work in works], node.timeout)
+            self._refuse_blanks()
         except NetworkError:
             self.works, self.transfers = [], []  # they are large and keep connections open
+            node.ahead.clear()
             raise
+        if left := node.peers.ledger.completed(self.number, self.transfers):
+            node.peers.finish([(work, f"Node {node.name} lost a neighbor") for work in left], node.timeout)
         received: list[list[Message]] = [[] for _ in self.exchanges]
         for plan, transfer in zip(self.plans, self.transfers, strict=True):
             if not plan.sent:
-                tensors = [self.exchanges[index].tensor for index in plan.indices]
-                parts = transfer.tensor.split([tensor.numel() for tensor in tensors])  # type: ignore[no-untyped-call]
-                for index, tensor, part in zip(plan.indices, tensors, parts, strict=True):
-                    weight = self.exchanges[index].neighbors.sources[plan.neighbor]
-                    received[index].append(Message(plan.neighbor, weight, part.view_as(tensor)))
+                parts = _split(transfer.tensor, [self.exchanges[index].form for index in plan.indices])
+                for index, part in zip(plan.indices, parts, strict=True):
+                    received[index].append(self.exchanges[index].read(part, plan.neighbor))
         for exchange, messages in zip(self.exchanges, received, strict=True):
             exchange.finish(messages)
         for exchange in self.exchanges:
             del exchange.batch  # breaks the cycle, so that buffers are freed at once
         node.finished(self)
+
+    def _refuse_blanks(self) -> None:
+        """Raise an error if a neighbor has completed a receive without a message for it."""
+        for place, transfer in enumerate(self.transfers if self.ahead else ()):
+            if not transfer.sent and is_blank(transfer.tensor):
+                text = f"{self._describe_loss(place)}: it has ended its training or restarted its algorithm."
+                raise NetworkError(f"{text} {self.node.peers.remedy}".rstrip())
 
     def _describe_loss(self, place: int) -> str:
         """Return the beginning of the error about a work that failed: the node, the edge and the exchanges that it concerns."""

@@ -49,6 +49,10 @@ class TorchMove(Move):
         return f"TorchMove({type(self.optimizer).__module__}.{type(self.optimizer).__qualname__})"
 
     @property
+    def rests(self) -> bool:
+        return not any(group.get("weight_decay") for group in self.optimizer.param_groups)
+
+    @property
     def label(self) -> str:
         return type(self.optimizer).__name__
 

@@ -10,7 +10,7 @@ polls a receive whose sender died in the middle of a message; only the timeout e
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -19,10 +19,12 @@ import torch
 from torch import Tensor
 
 from perron.algorithms.base import Algorithm, Query, advance
+from perron.algorithms.codecs import Encoded, Wire
 from perron.algorithms.node import Handle, LocalSamples, Node, NodeLinks, Side
-from perron.algorithms.wrappers import FULL_PRECISION
+from perron.algorithms.quantized import quantized
 from perron.distributed.exchange import Batch, Exchange, Gather, Mean, MessagePlan, Neighbors, plan_messages
-from perron.distributed.process_group import TIMEOUT, FixedPeers, Peers, check_timeout
+from perron.distributed.process_group import RECEIVE_AHEAD, TIMEOUT, FixedPeers, Peers, check_timeout
+from perron.distributed.receive_ahead import Form, ReceiveAhead
 from perron.errors import PerronError
 from perron.networks.facts import Network
 from perron.networks.mixing import Mixing
@@ -30,7 +32,7 @@ from perron.problems.base import Problem
 from perron.random import LOSSES, NOISE, PARTICIPATION, SAMPLES, Keyed, link_names
 from perron.schedules import LearningRate, rate_at
 
-KEPT = 16  # neighbors in the cache, where they do not repeat
+KEPT = 16  # neighbors in the cache, where they do not repeat; and as many for each step ahead
 
 
 class DistributedNode(Node):
@@ -41,11 +43,12 @@ class DistributedNode(Node):
         peers: the processes; those of the default process group if None.
         timeout: seconds after which a silent neighbor is an error.
         seed: of the random numbers that nodes draw; the simulator draws the same ones.
-        wire: the type of the numbers in messages, as ``torch.bfloat16``; that of the tensors if None.
         samples: number of samples of each node, ``(n,)``, where it is known.
+        receive_ahead: by how many steps receives are posted ahead, equal on all nodes; see `perron.distributed.receive_ahead`.
 
     Attributes:
         waited: seconds spent waiting for each neighbor, by its name.
+        posted_bytes: bytes of the messages that were posted so far, see `bytes_sent`.
     """
 
     def __init__(
@@ -57,14 +60,14 @@ class DistributedNode(Node):
         seed: int = 0,
         dtype: torch.dtype = torch.float64,
         device: torch.device | str = "cpu",
-        wire: torch.dtype | None = None,
         samples: Tensor | None = None,
+        receive_ahead: int = RECEIVE_AHEAD,
     ) -> None:
         self.peers = FixedPeers() if peers is None else peers
         size = self.peers.size
         if size != mixing.nodes:
             raise PerronError(f"The network has {mixing.nodes} nodes but the process group {size}; they must be equal.")
-        self.mixing, self.timeout, self.wire = mixing, check_timeout(timeout), wire
+        self.mixing, self.timeout = mixing, check_timeout(timeout)
         self.nodes, self.number, self.step = size, self.peers.rank, 0
         self.name = self.peers.node_ids[self.number]
         self._dtype, self._device = dtype, device
@@ -72,8 +75,10 @@ class DistributedNode(Node):
         self._plans: dict[tuple[Any, ...], list[MessagePlan]] = {}
         self._pending: list[Exchange] = []
         self._posted: list[Batch] = []
-        self._batches = 0
+        self.ahead = ReceiveAhead(receive_ahead)
+        self.peers.ledger.add(self, self.ahead)
         self.waited: dict[int, float] = defaultdict(float)
+        self.posted_bytes = 0
         self.seed = seed
         self._participation = Keyed(seed, stream=PARTICIPATION, node=self.number)
         own = None if samples is None else samples[self.number, None]
@@ -83,20 +88,20 @@ class DistributedNode(Node):
         """Return this node's neighbors in a step."""
         key = (side, self.mixing.index(side, step))
         if key not in self._neighbors:
-            if not self.mixing.period and len(self._neighbors) >= KEPT:  # steps do not repeat
-                self._neighbors.clear()
+            if not self.mixing.period and len(self._neighbors) >= KEPT * (1 + self.ahead.steps):  # steps do not repeat
+                del self._neighbors[next(iter(self._neighbors))]
             self._neighbors[key] = Neighbors(self.mixing.at(side, step), self.number)
         return self._neighbors[key]
 
-    def pull(self, x: Tensor) -> Handle:
+    def pull(self, x: Tensor | Encoded) -> Handle:
         return self._exchange(Exchange, "pull", x)
 
-    def push(self, y: Tensor) -> Handle:
+    def push(self, y: Tensor | Encoded) -> Handle:
         return self._exchange(Exchange, "push", y)
 
-    def _exchange(self, kind: type[Exchange], side: Side, x: Tensor) -> Exchange:
+    def _exchange(self, kind: type[Exchange], side: Side, x: Tensor | Encoded) -> Exchange:
         """Add an exchange to those that the next flush or wait posts."""
-        self._pending.append(kind(self, side, x.detach()))
+        self._pending.append(kind(self, side, x.detach() if isinstance(x, Tensor) else x))
         return self._pending[-1]
 
     def mean(self, x: Tensor) -> Handle:
@@ -106,26 +111,32 @@ class DistributedNode(Node):
         """Post all pending exchanges."""
         if self._pending:
             exchanges, self._pending = self._pending, []
-            batch = Batch(self, exchanges)
+            forms = [exchange.form for exchange in exchanges]
+            batch = Batch(self, exchanges, self.ahead.take(self, forms))
             for exchange in exchanges:
                 exchange.batch, exchange.posted = batch, True
             self._posted.append(batch)
-            self._batches += 1
+            self.ahead.extend(self, forms)
 
-    def plan(self, exchanges: list[Exchange]) -> list[MessagePlan]:
+    def form_key(self, forms: Sequence[Form]) -> tuple[Any, ...]:
+        """Return what decides the messages of a batch."""
+        return tuple((one.side, self.mixing.index(one.side, one.number), one.numel, one.dtype) for one in forms)
+
+    def plan(self, forms: Sequence[Form], key: tuple[Any, ...]) -> list[MessagePlan]:
         """Return the messages of a batch; computed once for each step of the network's period."""
-        if not self.mixing.period:
-            return plan_messages(exchanges, self.nodes)
-        key = tuple((id(one.neighbors), one.tensor.numel(), one.tensor.dtype) for one in exchanges)
-        if key not in self._plans:
-            self._plans[key] = plan_messages(exchanges, self.nodes)
-        return self._plans[key]
+        plans = self._plans.get(key)
+        if plans is None:
+            plans = plan_messages(forms, [self.neighbors(one.side, one.number) for one in forms], self.nodes)
+            if self.mixing.period:
+                self._plans[key] = plans
+        return plans
 
     def drain(self) -> None:
         """Wait for all messages in flight, before the process ends or its state is replaced."""
         self.flush()
         for batch in list(self._posted):
             batch.finish()
+        self.ahead.settle(self.peers)
 
     def close(self) -> None:
         self.drain()
@@ -133,12 +144,10 @@ class DistributedNode(Node):
     def finished(self, batch: Batch) -> None:
         self._posted.remove(batch)
 
-    def tag(self, part: int) -> int:
-        """Return the tag that both sender and receiver compute for a message."""
-        return (self._batches * 64 + part) % 2**31
-
-    def encode(self, tensor: Tensor) -> Tensor:
-        return tensor if self.wire is None else tensor.to(self.wire)
+    @property
+    def bytes_sent(self) -> int:
+        """Bytes of the messages to neighbors so far; an average over all nodes counts as a ring all-reduce."""
+        return self.posted_bytes
 
     def uniform(self) -> Tensor:
         return self._participation.uniform(self.step).to(device=self._device, dtype=self._dtype)
@@ -158,8 +167,6 @@ class DistributedNode(Node):
 
     def receive(self, side: Side, x: Tensor) -> Handle:
         """Start the exchange that gives the unweighted message of each neighbor."""
-        if self.wire is not None:
-            raise PerronError(FULL_PRECISION)
         return self._exchange(Gather, side, x)
 
     def tensor(self, values: Any) -> Tensor:
@@ -208,16 +215,18 @@ def iterates(
     seed: int = 0,
     dtype: torch.dtype = torch.float64,
     wrap: Callable[[Node], Node] = lambda node: node,
+    wire: Wire | None = None,
     **options: Any,
 ) -> Iterator[Any]:
     """Yield the states of this node after 0, 1, ..., ``steps`` steps of an algorithm on its part of a problem.
 
     They equal those of trial 0 in the simulator with the same seed, `Simulation(...).iterates`. ``wrap`` may put a wrapper
-    around the node, as `perron.algorithms.wrappers.Quantized`.
+    around the node, as `perron.algorithms.wrappers.Repeated`; ``wire`` quantizes messages as in `Simulation`.
     """
     algorithm = algorithm.with_l1(problem.proximal_l1)
     inner = DistributedNode(mixing, seed=seed, dtype=dtype, samples=problem.sample_counts, **options)
     algorithm.check(Network(mixing))
+    algorithm = quantized(algorithm, wire, mixing)
     node = wrap(inner)
     local = problem.of_node(inner.number).to(dtype=dtype, device="cpu")
     random = Keyed(seed, trials=[0], nodes=[inner.number], stream=NOISE)

@@ -24,10 +24,11 @@ from torch import Tensor, nn
 
 from perron.algorithms import PushPull
 from perron.algorithms.base import Algorithm
+from perron.algorithms.codecs import CODECS, Wire
+from perron.algorithms.local_steps import with_local_steps
 from perron.distributed.asynchronous import check_asynchronous
 from perron.distributed.collective import (
     AVERAGED,
-    WIRES,
     assemble,
     averaged_model,
     check_rounds,
@@ -40,7 +41,8 @@ from perron.distributed.finite import is_finite
 from perron.distributed.inner import Inner, with_move
 from perron.distributed.optimizer_state import StatefulOptimizer, refuse_torch_checkpoint
 from perron.distributed.own_gradients import OwnGradients
-from perron.distributed.process_group import TIMEOUT, FixedPeers, check_timeout, world
+from perron.distributed.process_group import RECEIVE_AHEAD, TIMEOUT, FixedPeers, check_timeout, world
+from perron.distributed.receive_ahead import check_ahead
 from perron.distributed.setup import membership
 from perron.errors import DivergenceError, PerronError
 from perron.networks.builder import NetworkLike
@@ -67,10 +69,16 @@ class Decentralized(StatefulOptimizer):
         group: the process group; the default one if None. One with a rank of each machine runs the algorithm between machines.
         timeout: seconds after which a silent neighbor is an error (with elastic membership: lost).
         rounds: number of exchanges in a step: models and trackers are mixed that often. The first overlaps the gradient.
-        wire: ``"bf16"`` for messages of half the size; the rounding errors of a push stay with the sender.
+        wire: ``"bf16"``, ``"int8"`` or ``"int4"`` for messages of a half, a quarter or an eighth of the size. What rounding
+            takes from a message is sent later or stays with the sender, so that the limit does not change; costs two
+            vectors of memory for each matrix that takes turns, see `perron.algorithms.quantized`.
+        local_steps: H, the number of gradients for one exchange: Push-Pull becomes `perron.LocalPushPull`, and algorithms with
+            local steps take this number. A step of the algorithm then has H calls of `step`.
         nonfinite: what to do with a gradient that is not finite: ``"raise"``, or ``"skip"`` it and use the last one again.
         broadcast: whether all nodes start from the model of rank 0.
         asynchronous: whether nodes step at their own pace, see `perron.distributed.asynchronous`.
+        receive_ahead: by how many steps gloo's receives are posted ahead: a message then takes one latency rather than two. The
+            iterates do not change. Costs ``receive_ahead`` times the bytes that a step receives; has no effect on NCCL.
 
     Attributes:
         steps: the number of steps done; equal on all nodes whenever they exchange.
@@ -100,28 +108,35 @@ class Decentralized(StatefulOptimizer):
         group: Any = None,
         timeout: float = TIMEOUT,
         rounds: int = 1,
-        wire: Literal["bf16"] | None = None,
+        wire: Wire | None = None,
+        local_steps: int | None = None,
         nonfinite: Literal["raise", "skip"] = "raise",
         broadcast: bool = True,
         asynchronous: bool = False,
+        receive_ahead: int = RECEIVE_AHEAD,
     ) -> None:
         member = membership() if group is None else None
         if member is None and world() is None:
             raise PerronError("There is no process group yet: call perron.init() first.")
-        if wire not in WIRES or nonfinite not in ("raise", "skip"):
-            raise PerronError(f"wire is None or 'bf16', nonfinite 'raise' or 'skip'; got {wire!r} and {nonfinite!r}.")
+        if wire not in (None, *CODECS) or nonfinite not in ("raise", "skip"):
+            raise PerronError(
+                f"wire is None, 'bf16', 'int8' or 'int4', nonfinite 'raise' or 'skip'; got {wire!r} and {nonfinite!r}."
+            )
         super().__init__(params, inner, lr, weight_decay)
         self._own_gradients = OwnGradients(self._flat.params)
-        self.algorithm = with_move(algorithm or PushPull(), self.inner, self._flat, clip, self.param_groups)
+        self.algorithm = with_move(
+            with_local_steps(algorithm or PushPull(), local_steps), self.inner, self._flat, clip, self.param_groups
+        )
         named = self.model.named_buffers() if self.model is not None else ()
         self.infinite_buffers = frozenset(name for name, buffer in named if not is_finite(buffer))
         self.nonfinite, self.timeout, self.asynchronous = nonfinite, check_timeout(timeout), asynchronous
         if asynchronous:
-            check_asynchronous(self.algorithm, elastic=member is not None)
+            check_asynchronous(self.algorithm, elastic=member is not None, wire=wire)
         graph = as_graph(graph)
         self._graph = graph if isinstance(graph, str) or not isinstance(graph, Iterable) else tuple(graph)
         self._settings: dict[str, Any] = {"weights": weights, "seed": seed, "wire": wire, "broadcast": broadcast}
         self._settings["rounds"] = check_rounds(rounds, plain=wire is None and not asynchronous)
+        self._settings["receive_ahead"] = check_ahead(receive_ahead)
         self._settings |= {"timeout": timeout, "nonfinite": nonfinite, "asynchronous": asynchronous}
         self._averaging = self.joined = False
         self.skipped = 0
@@ -174,10 +189,12 @@ class Decentralized(StatefulOptimizer):
         self.set_parameters(self._flat.point())
 
     @torch.no_grad()
-    def set_parameters(self, x: Tensor) -> None:
-        """Restart the algorithm from the model ``x``, one flat vector; on every node."""
+    def set_parameters(self, x: Tensor, *, step: int | None = None) -> None:
+        """Restart the algorithm from the model ``x``, one flat vector; on every node. ``step`` sets the number of steps done."""
         point = self._flat.as_point(x)
         self._settle()
+        if step is not None:
+            self.node.step = step
         self._start(point)
         self._begin()
 

@@ -60,14 +60,18 @@ class StatefulOptimizer(Driver):
         for before in self._optimizer_load_state_dict_pre_hooks.values():
             changed = before(self, state_dict)
             state_dict = state_dict if changed is None else changed
-        state, last, step = self._unpack(state_dict.get("perron"))
+        packed = state_dict.get("perron") or {}
+        state, last, step = self._unpack(packed)
+        progress = self._unpack_progress(packed)
         if self._recovery is None and not self.asynchronous:  # elastic nodes have agreed before
             compare({"the step of the state to load": step}, self.node.peers, START_TIMEOUT)
         self._settle()
         self.load_groups({name: value for name, value in state_dict.items() if name != "perron"})
         self.algorithm_state, self.last, self.node.step = state, last, step
+        self.node.posted_bytes = packed.get("bytes_sent", 0)
         with torch.no_grad():
-            self._begin()
+            self._begin(progress)
+        self.gradients_received = 0 if progress is None else packed["received"]
         for after in self._optimizer_load_state_dict_post_hooks.values():
             after(self)
 
@@ -95,17 +99,22 @@ class StatefulOptimizer(Driver):
         """Return the algorithm's state, and the facts that must be the same where it is unpacked."""
         if self._averaging:
             raise PerronError(AVERAGED.format("saving"))
-        if self.gradients_received:
+        progress: dict[str, Tensor] = {}
+        if self.gradients_received and self._progress is not None:
+            progress = {name: value.clone() for name, value in self._progress.items()}
+        elif self.gradients_received:
             title, received = self.algorithm.about.title, self.gradients_received
             raise PerronError(
                 f"{title} is in the middle of a step ({received} of its gradients are in); save after it."
             )
         state = {name: value.clone() for name, value in self.algorithm_state._asdict().items()}
-        return self._identity() | {"step": self.node.step, "last": self.last.clone(), "state": state}
+        where = {"step": self.node.step, "received": self.gradients_received, "progress": progress}
+        where["bytes_sent"] = self.node.bytes_sent
+        return self._identity() | where | {"last": self.last.clone(), "state": state}
 
-    def _unpack(self, packed: dict[str, Any] | None) -> tuple[Any, Tensor, int]:
+    def _unpack(self, packed: dict[str, Any]) -> tuple[Any, Tensor, int]:
         """Return the algorithm's state, the last gradient and the step; refuse those of another algorithm, network or model."""
-        if packed is None:
+        if not packed:
             raise PerronError("This is not the state of a Decentralized optimizer: it has no entry 'perron'.")
         for name, value in self._identity().items():
             if packed[name] != value:
@@ -120,9 +129,22 @@ class StatefulOptimizer(Driver):
         state = {name: packed["state"][name].to(value, copy=True) for name, value in current.items()}
         return type(self.algorithm_state)(**state), packed["last"].to(self.last, copy=True), packed["step"]
 
+    def _unpack_progress(self, packed: dict[str, Any]) -> dict[str, Tensor] | None:
+        """Return the progress of a step that was saved in the middle."""
+        if not packed.get("received"):
+            return None
+        whole, given = self.algorithm_state.x, packed["progress"]
+        odd = {name: tuple(value.shape) for name, value in given.items() if value.shape not in (whole.shape, (1,), ())}
+        if odd:
+            raise PerronError(f"The saved state does not fit this model of {whole.numel()} numbers: it has {odd}.")
+        return {
+            name: value.to(whole, copy=True) if value.is_floating_point() else value.clone()
+            for name, value in given.items()
+        }
+
     def _identity(self) -> dict[str, Any]:
         numbers = {"node": self.node.number, "nodes": self.node.nodes}
-        return {"algorithm": self.algorithm.description, "network": self.node.mixing.fingerprint} | numbers
+        return {"algorithm": self._running_algorithm.description, "network": self.node.mixing.fingerprint} | numbers
 
 
 def _add_state(optimizer: Any, state_dict: dict[str, Any]) -> dict[str, Any]:

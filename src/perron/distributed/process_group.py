@@ -11,7 +11,9 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from datetime import timedelta
+from functools import cached_property
 from typing import Any, NamedTuple
+from weakref import ReferenceType, WeakKeyDictionary, ref
 
 import torch.distributed as dist
 from torch import Tensor
@@ -33,6 +35,9 @@ STOP_GRACE = (
 STALL_TIMEOUT = TIMEOUT + HEARTBEAT_TIMEOUT  # without a heartbeat until a node that outlived the training is killed
 DRAIN_SECONDS = 0.25  # for background threads to release their tensors
 
+# Steps by which the receives of coming steps are posted ahead, see `receive_ahead`.
+RECEIVE_AHEAD = 2
+
 RESUME_HINT = "Start again to resume from the last checkpoint."
 
 Description = str | Callable[[], str]
@@ -47,6 +52,57 @@ class Transfer(NamedTuple):
     sent: bool
 
 
+class Ledger:
+    """State that all nodes on one process group share: the numbers of their batches, and transfers without a use.
+
+    All processes number the batches in the same order. gloo keeps the order of messages on a link: a transfer that was left is
+    complete once a message in the same direction has arrived that belongs to a later batch.
+    """
+
+    def __init__(self) -> None:
+        self.batches = 0
+        self.nodes: list[tuple[ReferenceType[Any], Any]] = []  # with their receives posted ahead
+        self.dropped: list[Any] = []  # receives of nodes that are gone
+        self._left: list[tuple[int, Transfer, Any]] = []
+
+    def next_batch(self) -> int:
+        """Return the number of a new batch."""
+        self.batches += 1
+        return self.batches
+
+    def add(self, node: Any, ahead: Any) -> None:
+        """Note a node and its receives posted ahead."""
+        self.forget()
+        self.nodes.append((ref(node), ahead))
+
+    def forget(self) -> None:
+        """Forget nodes that are gone, but keep the receives that they had posted ahead."""
+        nodes, self.nodes = self.nodes, []
+        for node, ahead in nodes:
+            if node() is not None:
+                self.nodes.append((node, ahead))
+            elif ahead.positions:
+                self.dropped.append(ahead)
+
+    def leave(self, transfers: Sequence[Transfer], works: Sequence[Any]) -> None:
+        """Keep transfers whose messages are not used, until they are complete."""
+        self._left += [(self.batches, *pair) for pair in zip(transfers, works, strict=False)]
+
+    def completed(self, batch: int, transfers: Sequence[Transfer]) -> list[Any]:
+        """Return the works of those that are complete now that a batch is, and forget them."""
+        if not self._left:
+            return []
+        links = {(one.peer, one.sent) for one in transfers}
+        done = [batch > last and (one.peer, one.sent) in links for last, one, _ in self._left]
+        works = [left[2] for left, complete in zip(self._left, done, strict=True) if complete]
+        self._left = [left for left, complete in zip(self._left, done, strict=True) if not complete]
+        return works
+
+    def clear(self) -> None:
+        """Forget all transfers, before their connections are closed."""
+        self._left = []
+
+
 class Peers(ABC):
     """A group of processes with ranks 0, ..., size - 1.
 
@@ -56,6 +112,7 @@ class Peers(ABC):
         node_ids: the launcher's number of each rank; unlike ranks, these do not change when other processes leave.
         remedy: the advice at the end of an error about a lost peer.
         group: the process group of torch.distributed that runs the collectives.
+        ledger: the numbers of batches.
     """
 
     rank: int
@@ -63,6 +120,10 @@ class Peers(ABC):
     node_ids: Sequence[int]
     remedy: str = ""
     group: Any
+
+    @cached_property
+    def ledger(self) -> Ledger:
+        return Ledger()
 
     @abstractmethod
     def post(self, transfers: list[Transfer]) -> list[Any]:
@@ -124,6 +185,7 @@ def world_store() -> Any:
 # gloo stalls the connection of two processes for good if a receive is freed before its message arrives. So every transfer and
 # its tensor are kept until it has been waited for, even if the optimizer that posted it is dropped.
 _in_flight: dict[int, tuple[Any, Tensor]] = {}
+_ledgers: WeakKeyDictionary[Any, Ledger] = WeakKeyDictionary()  # by process group
 
 
 class FixedPeers(Peers):
@@ -135,6 +197,7 @@ class FixedPeers(Peers):
         self.group = world() if group is None else group
         self.rank, self.size = self.group.rank(), self.group.size()
         self.node_ids = dist.get_process_group_ranks(self.group)
+        self.ledger = _ledgers.setdefault(self.group, Ledger())
 
     def post(self, transfers: list[Transfer]) -> list[Any]:
         """Start transfers one by one on gloo, which does not batch them anyway; in one batch on NCCL, which needs it."""

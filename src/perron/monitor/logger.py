@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from perron.errors import FileError
-from perron.monitor.records import INTERVAL, WAITED, Records
+from perron.monitor.records import INTERVAL, SENT, WAITED, Records
 from perron.monitor.tensorboard import FOLDER, ScalarWriter
 
 log = logging.getLogger("perron")
@@ -32,7 +32,7 @@ class Log:
         node: the number of this node; by default ``RANK`` of torchrun or `perron launch`, else 0.
         tensorboard: whether to write TensorBoard's events, too, into ``folder/tensorboard/node-K``.
         every: seconds between two lines with the same names; 0 records every call.
-        optimizer: the training's, if `perron watch` is to find the node that the others wait for.
+        optimizer: the training's, to record the bytes that it sends, and how long it waits for others.
 
     Example:
         >>> import tempfile
@@ -70,7 +70,8 @@ class Log:
     def __call__(self, step: int, /, **values: Any) -> None:
         """Record the step, and values measured after it: numbers, or tensors with one element."""
         if self._optimizer is not None:
-            values[WAITED] = sum(self._optimizer.node.waited.values())
+            node = self._optimizer.node
+            values |= {WAITED: sum(node.waited.values()), SENT: node.bytes_sent}
         written = self._records(step, **values)
         if written and self._board is not None:
             self._board(step, **written)

@@ -32,6 +32,7 @@ from perron.errors import FileError, FormatError, PerronError
 
 FORMAT = 1  # of the lines; a reader refuses higher ones. The first files had no number
 WAITED = "waited"  # the curve of the seconds that a node spent waiting for others
+SENT = "bytes_sent"  # the curve of the bytes that it sent
 LIVE = ".live"  # the suffix of the records of a study's run
 INTERVAL = 0.2  # seconds between two lines with the same names
 SPARSITY = (

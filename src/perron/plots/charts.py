@@ -85,7 +85,7 @@ class Chart(Picture):
     Attributes:
         x, y: the titles of the axes.
         title, about: its heading and caption in the report.
-        log_x, log_y: whether an axis is logarithmic; with ``log_x`` the values of x are the ticks.
+        log_x, log_y: whether an axis is logarithmic; with ``log_x`` the values of x are the ticks, except on lines.
         marks: ``"lines"`` with bands, ``"points"`` with error bars joined by lines, or ``"dots"``: points that are not joined.
         nested: whether lines go from thick to thin, so that of those that coincide none hides another.
         names: for x = 0, 1, ..., the names of categories.
@@ -141,6 +141,7 @@ class Chart(Picture):
         height = 2.5 * rows + 0.55 + 0.2 * -(-len(shown) // entries) + 0.2 * any(panel.note for panel in self.panels)
         if self.width is not None:
             height = np.clip(0.7 * inches / columns, 1.5, 2.3) * rows + 0.3 + 0.15 * -(-len(shown) // entries)
+        inches_high = (height - 0.3) / rows - 0.15 * -(-len(shown) // entries)
         figure = Figure(figsize=(inches, height), layout="constrained")
         grid = figure.subplots(rows, columns, squeeze=False, sharey=True)
         handles: dict[str, Any] = {}
@@ -153,7 +154,7 @@ class Chart(Picture):
         for axes in grid.flat[len(self.panels) - columns : len(self.panels)]:
             axes.set_xlabel(self._text(self.x), fontsize=text)
         for axes in grid[:, 0]:
-            axes.set_ylabel(self._text(self.y), fontsize=text)
+            axes.set_ylabel(self._text(fill(self.y, max(20, int(13 * inches_high)))), fontsize=text)
         for axes in grid.flat[len(self.panels) :]:
             axes.set_axis_off()
         figure.legend(
@@ -213,8 +214,9 @@ class Chart(Picture):
         elif self.log_x:
             values = sorted({float(value) for line in panel.lines for value in line.x})
             axes.set_xscale("log")
-            axes.set_xticks(values, [f"{value:.3g}" for value in values])
-            axes.xaxis.set_minor_locator(NullLocator())
+            if self.marks != "lines":
+                axes.set_xticks(values, [f"{value:.3g}" for value in values])
+                axes.xaxis.set_minor_locator(NullLocator())
         axes.grid(alpha=0.25, linewidth=0.6)
         axes.tick_params(labelsize=small, which="both")
         axes.spines[["top", "right"]].set_visible(False)
@@ -249,10 +251,12 @@ class HeatMaps(Picture):
         return figure
 
 
-def curves(lines: Mapping[str, tuple[Any, FloatArray, FloatArray]], metric: str, *, log: bool = True) -> Figure:
-    """Draw named curves ``(steps, mean, standard error)``, each with a band of two standard errors."""
-    drawn = [Line(name, x, mean, mean - 2 * error, mean + 2 * error) for name, (x, mean, error) in lines.items()]
-    return Chart(panels=[Panel("", drawn)], x="step", y=metric, log_y=log).figure()
+def curves(
+    lines: Mapping[str, tuple[Any, FloatArray, FloatArray]], metric: str, *, log: bool = True, x: str = "step"
+) -> Figure:
+    """Draw named curves ``(steps, mean, standard error)``, each with a band of two standard errors; ``x`` names the axis."""
+    drawn = [Line(name, at, mean, mean - 2 * error, mean + 2 * error) for name, (at, mean, error) in lines.items()]
+    return Chart(panels=[Panel("", drawn)], x=x, y=metric, log_y=log).figure()
 
 
 def _natural(label: str) -> int:

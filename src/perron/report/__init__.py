@@ -139,6 +139,7 @@ def _section(
         "symbols": networks.MEANINGS,
         "lost": lost,
         "curves": lines is not None,
+        "clock": bool(study.clock),
         "thinned": lines["thinned"] if lines else None,
         "charts": charts,
         "heat_maps": heat_maps,

@@ -12,7 +12,7 @@ from perron._typing import FloatArray, IntArray
 from perron.networks.facts import Network
 from perron.report.facts import finished
 from perron.simulation.cost import bytes_per_step
-from perron.simulation.history import COSTS
+from perron.simulation.history import COSTS, SECONDS
 from perron.simulation.metrics import BLOCKS, METRICS
 from perron.studies.conclusions import text
 from perron.studies.conclusions.base import Table
@@ -36,8 +36,8 @@ def points(outcomes: Sequence[Outcome], numbers: int) -> int:
 
 
 def measured(table: Table) -> list[str]:
-    """Return the metrics of a results table, without costs."""
-    return [name for name in recorded_columns(table) if name not in COSTS]
+    """Return the metrics of a results table, without costs and seconds."""
+    return [name for name in recorded_columns(table) if name not in (*COSTS, SECONDS)]
 
 
 def recorded_columns(table: Table) -> list[str]:
@@ -67,6 +67,7 @@ def curves(outcome: Outcome, seconds: dict[str, float], most: int) -> dict[str, 
                 "run": key,
                 "at": [dimension["keys"].index(str(row[dimension["name"]])) for dimension in dimensions],
                 "steps": step_lists.index(shown),
+                "clock": _clock(part, kept),
                 "values": {name: _summary(part, name, kept) for name in names},
                 "floor": to_jsonable(row["predicted"], digits=6) or None,
                 "lr": to_jsonable(row["lr"], digits=5),
@@ -106,6 +107,14 @@ def _summary(part: Table, name: str, kept: IntArray) -> dict[str, list[float | N
             low, high = np.quantile(values, [0.1, 0.9], axis=1)
             arrays |= {"error": values.std(axis=1, ddof=1) / np.sqrt(trials), "low": low, "high": high}
     return to_jsonable(arrays, digits=5)
+
+
+def _clock(part: Table, kept: IntArray) -> list[float | None] | None:
+    """Return the seconds on the run's clock, their mean over trials; None without a clock."""
+    if SECONDS not in part or part[SECONDS].isna().all():
+        return None
+    seconds: list[float | None] = to_jsonable(series(part, SECONDS)[1][kept].mean(axis=1), digits=6)
+    return seconds
 
 
 def _several(values: list[float | None]) -> bool:
@@ -209,13 +218,15 @@ class _StepCosts:
         self._known: dict[str, Any] = {}
 
     def __call__(self, run: Run | None) -> dict[str, float | None]:
-        size = self._once(f"{run.problem} {run.precision}", lambda: _size(run)) if run else None
+        size = self._once(f"{run.problem} {run.precision}", lambda: size_of(run)) if run else None
         if run is None or size is None:
             return {"bytes": None, "epochs": None}
-        dim, wire, samples = size
+        dim, number, samples = size
         network = f"{run.topology} {run.topology_options} {run.nodes} {run.weights} {run.network_seed}"
         algorithm = f"{run.algorithm} {run.algorithm_options}"
-        count = self._once(f"{network} {algorithm} {dim} {wire}", lambda: self._bytes(run, network, dim, wire))
+        count = self._once(
+            f"{network} {algorithm} {dim} {number} {run.wire}", lambda: self._bytes(run, network, dim, number)
+        )
         batch, passes = run.problem.get("batch"), None
         if samples:
             passes = 1.0 if batch is None else to_jsonable(run.nodes * batch / samples, digits=6)
@@ -230,14 +241,14 @@ class _StepCosts:
                 self._known[key] = None
         return self._known[key]
 
-    def _bytes(self, run: Run, name: str, dim: int, wire: int) -> float | None:
+    def _bytes(self, run: Run, name: str, dim: int, number: int) -> float | None:
         network = self._once(name, lambda: Network(run.mixing())) if run.nodes <= LARGE else None
         if network is None:
             return None
-        return bytes_per_step(run.build_algorithm(), network, dim=dim, wire=wire)
+        return bytes_per_step(run.build_algorithm(), network, dim=dim, wire=run.wire or number, number=number)
 
 
-def _size(run: Run) -> tuple[int, int, int | None]:
+def size_of(run: Run) -> tuple[int, int, int | None]:
     """Return the length of the model, the bytes of a number, and the number of samples."""
     problem, wire = run.problem, {"float32": 4, "float64": 8, None: None}[run.precision]
     on_data = "l2" in problem  # a linear model, whose size depends on its data

@@ -10,7 +10,7 @@ const SHAPES = [
   "M-4,0a4,4 0 1,0 8,0a4,4 0 1,0 -8,0", "M-3.5,-3.5h7v7h-7z", "M0,-4.5L4.5,3.5H-4.5z", "M0,-5L5,0L0,5L-5,0z", "M0,4.5L4.5,-3.5H-4.5z",
   "M-1.5,-5h3v3.5h3.5v3h-3.5v3.5h-3v-3.5h-3.5v-3h3.5z", "M-4,-4L4,4M4,-4L-4,4", "M0,-5L1.5,-1.5L5,-1.5L2.2,1L3.2,4.5L0,2.5L-3.2,4.5L-2.2,1L-5,-1.5L-1.5,-1.5z",
 ];
-const AXES = { step: "steps", bytes: "bytes sent over all links", seconds: "seconds of simulation", epochs: "passes over the data" };
+const AXES = { step: "steps", clock: "seconds on the clock of the run", bytes: "bytes sent over all links", seconds: "seconds of simulation", epochs: "passes over the data" };
 const PAGE = 660; // pixels of a chart on a printed page
 const redraw = []; // a function for each chart
 let printing = false;
@@ -178,13 +178,17 @@ function drawn(line, xaxis, yaxis, o) {
 
 // ---- the curves of a study
 
+// Where a run is on an axis at a record: its clock is recorded, and other costs are those of a step.
+const knownOn = (run, name) => name === "step" || (name === "clock" ? run.clock : run.per_step[name]);
+const axis = (run, name, step, at) => (name === "step" ? step : name === "clock" ? run.clock[at] : step * run.per_step[name]);
+
 function curves(panel, study) {
   const c = study.curves, dims = c.dimensions;
   const state = { metric: 0, x: "step", logX: false, band: c.trials > 1 ? "error" : "none", panel: c.panel, floors: true, shown: c.shown.map((list) => new Set(list)) };
   state.logY = !c.metrics[0].share;
   const box = make("div", { class: "chart", role: "img" }), summary = make("p", { class: "summary", role: "status" }), about = make("p", { class: "metric" });
   const key = make("div", { class: "choices" }), values = make("div"), more = make("details", { class: "extra" }, make("summary", {}, "Last values of the curves shown, as a table"), values);
-  const known = Object.keys(AXES).filter((name) => name === "step" || c.runs.some((run) => run.per_step[name]));
+  const known = Object.keys(AXES).filter((name) => c.runs.some((run) => knownOn(run, name)));
   const floors = c.runs.some((run) => run.floor) && c.metrics.some((metric) => metric.name === "grad_norm_sq");
   const logY = tick("log y axis", state.logY, (on) => { state.logY = on; draw(); });
   const change = (name) => (value) => { state[name] = value; draw(); };
@@ -206,13 +210,13 @@ function curves(panel, study) {
 
   function draw() {
     const metric = c.metrics[state.metric], visible = c.runs.filter((run) => run.at.every((value, place) => state.shown[place].has(value)));
-    const lines = visible.filter((run) => state.x === "step" || run.per_step[state.x]);
+    const lines = visible.filter((run) => knownOn(run, state.x));
     const rest = dims.map((_, place) => place).filter((place) => place !== c.color && place !== state.panel);
     const name = (run, places) => places.filter((place) => state.shown[place].size > 1).map((place) => dims[place].values[run.at[place]]).join(", ");
     const combos = [...new Set(lines.map((run) => name(run, rest)))];
     const panels = new Map();
     for (const run of lines) {
-      const value = run.values[metric.name], scale = state.x === "step" ? 1 : run.per_step[state.x];
+      const value = run.values[metric.name];
       const all = dims.map((_, place) => place).filter((place) => place !== state.panel);
       const label = name(run, all) || (c.color >= 0 ? dims[c.color].values[run.at[c.color]] : study.name);
       const error = (sign) => value.error.map((one, place) => (one === null || value.mean[place] === null ? null : value.mean[place] + sign * 2 * one));
@@ -220,7 +224,7 @@ function curves(panel, study) {
       const title = state.panel < 0 ? "" : dims[state.panel].values[run.at[state.panel]];
       if (!panels.has(title)) panels.set(title, []);
       const color = c.color < 0 ? 0 : run.at[c.color];
-      panels.get(title).push({ label, x: c.steps[run.steps].map((step) => step * scale), y: value.mean, color, symbol: color, dash: DASHES[combos.indexOf(name(run, rest)) % DASHES.length], band, error: value.error, floor: state.floors && metric.name === "grad_norm_sq" ? run.floor : null, title });
+      panels.get(title).push({ label, x: c.steps[run.steps].map((step, at) => axis(run, state.x, step, at)), y: value.mean, color, symbol: color, dash: DASHES[combos.indexOf(name(run, rest)) % DASHES.length], band, error: value.error, floor: state.floors && metric.name === "grad_norm_sq" ? run.floor : null, title });
     }
     if (c.nested) panels.forEach(nest);
     key.replaceChildren(...(combos.length > 1 ? combos.map((text, place) => make("span", {}, swatch(-1, -1, DASHES[place % DASHES.length]), text)) : []));
@@ -344,7 +348,7 @@ function network(panel, study) {
       if (w[high] - w[low] < 1e-9 * w[high]) return `${symbol[which]}: all nodes count equally (${number(w[high])})`;
       return `${symbol[which]}: node ${net[which].labels[high]} counts most (${number(w[high])}), node ${net[which].labels[low]} least (${number(w[low])})`;
     };
-    status.textContent = [`${net.title}${net.period > 1 ? ` (varies in time; all links of its ${net.period} steps)` : ""}.`, drawable ? "" : "It is too large to be drawn.", ...sides.map((which) => `${extreme(which)}.`), ...net.advice].filter(Boolean).join(" ");
+    status.textContent = [`${net.title}${net.period > 1 ? ` (varies in time; all links of its ${net.period} steps)` : ""}.`, drawable ? "" : "It is too large to be drawn.", ...net.times, ...(net.times.length && sides.some((which) => (net[which].critical || []).length) ? ["Critical links of the first of these are drawn thick."] : []), ...sides.map((which) => `${extreme(which)}.`), ...net.advice].filter(Boolean).join(" ");
     const first = net[sides[0]];
     values.replaceChildren(table(`Nodes of ${net.title}`, ["node", ...sides.map((which) => symbol[which]), "hears"], first.labels.slice(0, 400).map((label, node) => [label, ...sides.map((which) => number(net[which].weights[node])), first.hears[node].map((one) => first.labels[one]).join(", ")])));
     render(box, traces, layout, `Drawing of the network. ${status.textContent}`);
@@ -355,18 +359,18 @@ function network(panel, study) {
 function nodesAndLinks(side, xaxis, yaxis, pixels, symbol) {
   const n = side.at.length, radius = Math.min(15, Math.max(3, side.room * pixels));
   const size = side.weights.map((weight) => Math.min(46, Math.max(5, 2 * radius * Math.sqrt(n * weight))));
-  const link = (pairs, arrow) => {
+  const link = (pairs, arrow, critical = false) => {
     const x = [], y = [], sizes = [], stand = [];
     for (const [from, to, bend] of pairs) {
       const path = bezier(side.at[from], side.at[to], bend);
       path.forEach(([a, b], place) => { const end = arrow && place === path.length - 1; x.push(a); y.push(b); sizes.push(end ? 9 : 0); stand.push(end ? size[to] / 2 + 1 : 0); });
       x.push(null); y.push(null); sizes.push(0); stand.push(0);
     }
-    return { x, y, xaxis, yaxis, hoverinfo: "skip", mode: arrow ? "lines+markers" : "lines", line: { color: css("--muted"), width: 1 }, marker: { symbol: "arrow", angleref: "previous", size: sizes, standoff: stand, color: css("--ink"), line: { width: 0 } } };
+    return { x, y, xaxis, yaxis, hoverinfo: "skip", mode: arrow ? "lines+markers" : "lines", line: { color: css(critical ? "--bad" : "--muted"), width: critical ? 3 : 1 }, marker: { symbol: "arrow", angleref: "previous", size: sizes, standoff: stand, color: css(critical ? "--bad" : "--ink"), line: { width: 0 } } };
   };
   const back = side.lines.map(([from, to, bend]) => [to, from, -bend]);
   return [
-    link(side.undirected ? side.lines : [], false), link(side.undirected ? [] : [...side.arrows, ...side.lines, ...back], true),
+    link(side.undirected ? side.lines : [], false), link(side.undirected ? [] : [...side.arrows, ...side.lines, ...back], true), link(side.critical || [], !side.undirected, true),
     { x: side.at.map((at) => at[0]), y: side.at.map((at) => at[1]), xaxis, yaxis, mode: n <= 40 ? "markers+text" : "markers", text: side.labels.map((label) => safe(label.slice(0, 8))), textfont: { size: 10, color: css("--ink") },
       marker: { size, color: css("--node"), opacity: 1, line: { color: css("--c1"), width: 1.5 } }, meta: symbol,
       customdata: side.weights.map((weight, node) => [number(weight), safe(side.hears[node].map((one) => side.labels[one]).join(", "))]),
@@ -387,11 +391,11 @@ const csv = (rows) => rows.map((row) => row.map(cell).join(",")).join("\n") + "\
 function curvesTable(study) {
   const c = study.curves, parts = c.trials > 1 ? ["mean", "error", "low", "high"] : ["mean"];
   const words = { mean: "mean", error: "standard_error", low: "quantile_10", high: "quantile_90" };
-  const rows = [["run", ...c.dimensions.map((dim) => dim.title), "lr", "predicted_floor", ...Object.keys(AXES), ...c.metrics.flatMap((metric) => parts.map((part) => `${metric.name}_${words[part]}`))]];
+  const axes = Object.keys(AXES).filter((name) => name !== "clock" || c.runs.some((run) => run.clock));
+  const rows = [["run", ...c.dimensions.map((dim) => dim.title), "lr", "predicted_floor", ...axes, ...c.metrics.flatMap((metric) => parts.map((part) => `${metric.name}_${words[part]}`))]];
   for (const run of c.runs) {
-    const scale = (name, step) => (name === "step" ? step : run.per_step[name] ? step * run.per_step[name] : null);
     c.steps[run.steps].forEach((step, place) => rows.push([
-      run.run, ...run.at.map((value, dim) => c.dimensions[dim].values[value]), run.lr, run.floor, ...Object.keys(AXES).map((name) => scale(name, step)),
+      run.run, ...run.at.map((value, dim) => c.dimensions[dim].values[value]), run.lr, run.floor, ...axes.map((name) => (knownOn(run, name) ? axis(run, name, step, place) : null)),
       ...c.metrics.flatMap((metric) => parts.map((part) => (run.values[metric.name][part] || [])[place])),
     ]));
   }

@@ -1,4 +1,5 @@
 from . import metrics as metrics
+from .asynchronous import simulate_asynchronous as simulate_asynchronous
 from .cost import Traits as Traits
 from .cost import bytes_per_step as bytes_per_step
 from .cost import measure_traits as measure_traits
@@ -6,3 +7,4 @@ from .history import History as History
 from .node import SimulatedNode as SimulatedNode
 from .simulator import Simulation as Simulation
 from .simulator import simulate as simulate
+from .snapshot import Snapshot as Snapshot

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from perron.algorithms.base import Algorithm, Rate, advance
+from perron.algorithms.base import Algorithm, Partial, Rate, advance
 from perron.algorithms.node import Node
 
 LARGE = (
@@ -59,7 +59,8 @@ class Blockwise:
         while not new:
             for index, (step, block) in enumerate(zip(steps, self.blocks, strict=True)):
                 try:
-                    points[index] = step.send(grads[-1][..., block] if grads else None)  # type: ignore[arg-type]
+                    asked = step.send(grads[-1][..., block] if grads else None)  # type: ignore[arg-type]
+                    points[index] = asked.point if isinstance(asked, Partial) else asked
                 except StopIteration as done:
                     new = self._write(done.value, block, grads)
             if not new:

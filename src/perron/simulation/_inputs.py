@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from torch import Tensor
 from perron._registry import lookup
 from perron.algorithms import ALGORITHMS
 from perron.algorithms.base import Algorithm
+from perron.clock import Clock, Machines
 from perron.errors import PerronError, brief
 from perron.networks.builder import build_network
 from perron.networks.graph import Graph, as_graph
@@ -100,6 +102,17 @@ def as_trials(trials: Any) -> int | Sequence[int]:
     if isinstance(trials, Iterable) and not isinstance(trials, str):
         return [as_count("The index of a trial", trial) for trial in trials]
     return as_count("trials", trials)
+
+
+def as_clock(clock: Any) -> Clock | None:
+    """Return a clock, also of machines, a file of links or the name of a preset."""
+    if isinstance(clock, str | Path | Machines):
+        return Clock(clock)
+    if clock is not None and not isinstance(clock, Clock):
+        raise PerronError(
+            f'clock is a perron.Clock, a file of links or the name of a preset, as "gaia"; got {_described(clock)}.'
+        )
+    return clock
 
 
 def as_until(until: Any) -> dict[str, float]:

@@ -10,6 +10,8 @@ from perron.errors import PerronError, listed
 from perron.problems.base import Problem
 from perron.random import Keyed
 
+LARGE = 2**20  # numbers
+
 
 class Oracle:
     """Answers what the steps of an algorithm yield.
@@ -19,7 +21,7 @@ class Oracle:
         random: the randomness of stochastic gradients.
 
     Attributes:
-        grads: the stochastic gradients of the current step.
+        grads: the stochastic gradients of the current step; of large ones the last only.
         draws: number of stochastic gradients so far.
         evaluated: number of gradients of single samples so far, over all nodes; 0 where the problem has no samples.
     """
@@ -54,6 +56,8 @@ class Oracle:
     def _received(self, grads: Tensor) -> Tensor:
         if not self.draws:
             _check_first(grads)
+        if grads.numel() > LARGE:  # a round of local steps would fill the memory
+            self.grads.clear()
         self.grads.append(grads)
         self.draws += 1
         self._count(self.problem.batch)

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from perron.simulation.simulator import Running, Simulation
 
 FORMAT = 2
+OPTIONAL = ("rounds", "clock")  # facts that a run may lack
 COMPARED = (0, 1, 10, 100, 1000, 10_000)  # steps at which learning rates are compared
 
 
@@ -55,6 +56,8 @@ class RunCheckpoint:
         }  # fmt: skip
         if simulation.rounds > 1:  # earlier versions had one
             facts["rounds"] = simulation.rounds
+        if simulation.clock is not None:
+            facts["clock"] = simulation.clock.fingerprint(simulation.mixing.nodes)
         self.facts = json.loads(json.dumps(facts))
 
     def lock(self) -> AbstractContextManager[None]:
@@ -82,7 +85,8 @@ class RunCheckpoint:
                 f"{damage} The run resumes from {older}, step {facts['step']}. The file is kept as {kept}.",
                 stacklevel=3,
             )
-        if differ := [key for key, value in self.facts.items() if run.get(key) != value]:
+        keys = [*self.facts, *(key for key in OPTIONAL if key in run and key not in self.facts)]
+        if differ := [key for key in keys if run.get(key) != self.facts.get(key)]:
             raise PerronError(
                 f"{self.path} was saved by another run: it differs in {', '.join(differ)}. Remove it, or choose another file."
             )

@@ -12,12 +12,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from perron._registry import lookup
 from perron._storage import npz
 from perron._storage.atomic import write_bytes
 from perron._storage.jsonable import to_json
 from perron._typing import FloatArray, IntArray
 from perron.errors import FileError, PerronError
-from perron.simulation.metrics import Metric, Snapshot, bytes_sent, chosen, larger_is_better, needs_previous
+from perron.simulation.metrics import Metric, bytes_sent, chosen, is_budget, larger_is_better, needs_previous
+from perron.simulation.snapshot import Snapshot
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -27,6 +29,8 @@ if TYPE_CHECKING:
 MOST = 10_000_000  # records of a run
 FORMAT = 1  # of the file of a history
 KINDS = ("values", "costs")
+TIMES = {"seconds": "seconds", "first_seconds": "seconds_first"}  # of a snapshot, and of a history
+SECONDS = "seconds"  # the column of a table
 COSTS: dict[str, Callable[[Snapshot], float]] = {  # what a run has spent by a step
     "gradients": lambda now: float(now.gradients),
     "bytes": lambda now: float(bytes_sent(now)[0]),
@@ -44,6 +48,8 @@ class History:
         about: the settings of the run.
         interrupted: whether the run was stopped before its end.
         costs: what was spent by each record, ``(records,)``: ``gradients`` of each node, and ``bytes`` sent over all links.
+        seconds, seconds_first: when the last and the first node had done the step, on the run's clock, ``(records, trials)``;
+            None without a clock.
     """
 
     steps: IntArray
@@ -52,6 +58,8 @@ class History:
     about: Mapping[str, Any] = field(default_factory=dict)
     interrupted: bool = False
     costs: Mapping[str, FloatArray] = field(default_factory=dict)
+    seconds: FloatArray | None = None
+    seconds_first: FloatArray | None = None
 
     def __getitem__(self, metric: str) -> FloatArray:
         """The values of a metric, ``(records, trials)``."""
@@ -76,6 +84,20 @@ class History:
         late = self[metric][int(len(self.steps) * (1 - share)) :].mean(axis=0)
         return float(late.mean()), float(late.std(ddof=1) / np.sqrt(len(late))) if len(late) > 1 else float("nan")
 
+    def time_to(self, metric: str, value: float) -> FloatArray:
+        """Return the seconds of the first record of each trial with a metric as good as a value, ``(trials,)``; nan if none."""
+        seconds, found = self._timed(), self[metric]
+        with np.errstate(invalid="ignore"):
+            good = found >= value if larger_is_better(metric) else found <= value
+        first = good.argmax(axis=0) if len(good) else np.zeros(len(self.trials), dtype=int)
+        picked = np.take_along_axis(seconds, first[None], axis=0)[0] if len(good) else np.empty(len(self.trials))
+        return np.where(good.any(axis=0), picked, np.nan)
+
+    def _timed(self) -> FloatArray:
+        if self.seconds is None:
+            raise PerronError("This run had no clock, so its seconds are not known: pass clock= to simulate.")
+        return self.seconds
+
     def frame(self) -> pd.DataFrame:
         """Return a tidy table: step, trial, a column per metric and cost, and the settings."""
         import pandas as pd
@@ -84,17 +106,24 @@ class History:
         table: dict[str, Any] = {"step": np.repeat(self.steps, trials), "trial": np.tile(self.trials, records)}
         table |= {name: value.ravel() for name, value in self.values.items()}
         table |= {name: np.repeat(value, trials) for name, value in self.costs.items()}
+        table |= {} if self.seconds is None else {SECONDS: self.seconds.ravel()}
         settings: dict[str, Any] = {
             name: value for name, value in self.about.items() if name not in table and np.isscalar(value)
         }
         return pd.DataFrame(table).assign(**settings)
 
-    def plot(self, metric: str, path: str | Path | None = None) -> Any:
-        """Plot the mean of a metric with a band of two standard errors; write it to ``path`` if given."""
+    def plot(self, metric: str, path: str | Path | None = None, *, x: str = "steps") -> Any:
+        """Plot the mean of a metric with a band of two standard errors; write it to ``path`` if given.
+
+        The axis ``x`` is steps, gradients, bytes, or with a clock seconds (their mean over trials).
+        """
         from perron.plots import curves, save
 
-        line = (self.steps, self.mean(metric), np.nan_to_num(self.standard_error(metric)))
-        figure = curves({str(self.about.get("algorithm", metric)): line}, metric)
+        axes: dict[str, Any] = {"steps": self.steps} | dict(self.costs)
+        if x == SECONDS or self.seconds is not None:
+            axes[SECONDS] = self._timed().mean(axis=1)
+        line = (lookup(x, axes, "x axis"), self.mean(metric), np.nan_to_num(self.standard_error(metric)))
+        figure = curves({str(self.about.get("algorithm", metric)): line}, metric, x="step" if x == "steps" else x)
         return figure if path is None else save(figure, path)
 
     def save(self, path: str | Path) -> Path:
@@ -108,6 +137,7 @@ class History:
         header |= {"values": list(self.values), "costs": list(self.costs)}
         arrays = {f"{kind}_{k}": array for kind in KINDS for k, array in enumerate(getattr(self, kind).values())}
         arrays |= {"steps": self.steps, "trials": self.trials}
+        arrays |= {name: value for name in TIMES.values() if (value := getattr(self, name)) is not None}
         return write_bytes(path, npz.pack({"perron_history": np.array(to_json(header))} | arrays))
 
     @classmethod
@@ -117,11 +147,14 @@ class History:
         arrays, header = npz.read_with_header(path, "history", FORMAT, "history.save(path)")
         try:
             values, costs = ({name: arrays[f"{kind}_{k}"] for k, name in enumerate(header[kind])} for kind in KINDS)
-            history = cls(arrays["steps"], values, arrays["trials"], header["about"], header["interrupted"], costs)
+            times = [arrays.get(name) for name in TIMES.values()]  # None without a clock
+            about, interrupted = header["about"], header["interrupted"]
+            history = cls(arrays["steps"], values, arrays["trials"], about, interrupted, costs, *times)
         except (KeyError, TypeError, AttributeError) as error:
             raise FileError(f"{path} is damaged: {error!r}.") from None
         shape = (len(history.steps), len(history.trials))
-        if any(v.shape != shape for v in values.values()) or any(c.shape != shape[:1] for c in costs.values()):
+        full = [*values.values(), *(each for each in times if each is not None)]
+        if any(v.shape != shape for v in full) or any(c.shape != shape[:1] for c in costs.values()):
             raise FileError(f"{path} is damaged: its values do not have the shape (records, trials) = {shape}.")
         return history
 
@@ -181,6 +214,7 @@ class Recorder:
         self.steps: list[int] = []
         self.rows: dict[str, list[FloatArray]] = {name: [] for name in self.metrics}
         self.costs: dict[str, list[float]] = {name: [] for name in COSTS}
+        self.times: dict[str, list[FloatArray]] = {}  # with a clock
         self.reached = False
 
     def observe(self, now: Snapshot) -> dict[str, float] | None:
@@ -199,23 +233,29 @@ class Recorder:
             self.rows[name].append(value)
         for name, cost in COSTS.items():
             self.costs[name].append(cost(now))
+        for name, kept in TIMES.items() if now.times is not None else ():
+            self.times.setdefault(kept, []).append(getattr(now, name).numpy())
         self.steps.append(now.step)
         return {name: float(rows[-1].mean()) for name, rows in self.rows.items()}
 
     def _reached(self) -> bool:
-        """Whether the last record has reached the values at which the run ends."""
+        """Whether the last record has reached the values at which the run ends: all goals, or a limit."""
         means = {name: float(self.rows[name][-1].mean()) for name in self.until if self.rows[name]}
-        return bool(means) and all(
-            mean >= self.until[name] if larger_is_better(name) else mean <= self.until[name]
+        done = {
+            name: mean >= self.until[name] if larger_is_better(name) or is_budget(name) else mean <= self.until[name]
             for name, mean in means.items()
-        )
+        }
+        goals = [reached for name, reached in done.items() if not is_budget(name)]
+        return (bool(goals) and all(goals)) or any(done[name] for name in done if is_budget(name))
 
     def history(self, trials: Sequence[int], about: Mapping[str, Any], *, interrupted: bool) -> History:
         """Return the results so far."""
         many = len(self.steps)
         values = {name: np.array(value[:many]).reshape(many, -1) for name, value in self.rows.items()}
         costs = {name: np.array(spent[:many], dtype=float) for name, spent in self.costs.items()}
-        return History(np.array(self.steps, dtype=np.int64), values, np.array(trials), about, interrupted, costs)
+        times = {name: np.array(rows[:many]).reshape(many, -1) for name, rows in self.times.items()}
+        steps = np.array(self.steps, dtype=np.int64)
+        return History(steps, values, np.array(trials), about, interrupted, costs, **times)
 
     def saved(self) -> dict[str, Tensor]:
         """Return the results so far as tensors."""
@@ -223,6 +263,7 @@ class Recorder:
         for name, watcher in self.watchers.items():
             tensors |= {f"watcher.{name}.{key}": torch.as_tensor(value) for key, value in _numbers(watcher).items()}
         tensors |= {f"cost.{name}": torch.tensor(spent, dtype=torch.float64) for name, spent in self.costs.items()}
+        tensors |= {f"time.{name}": torch.from_numpy(np.stack(rows)) for name, rows in self.times.items()}
         return tensors | {"steps": torch.tensor(self.steps)}
 
     def restore(self, tensors: Mapping[str, Tensor]) -> None:
@@ -233,6 +274,9 @@ class Recorder:
         for name in self.costs:  # which files of earlier versions do not have
             spent = tensors.get(f"cost.{name}", torch.full((len(self.steps),), torch.nan))
             self.costs[name] = spent.tolist()
+        self.times = {
+            name: list(tensors[f"time.{name}"].numpy()) for name in TIMES.values() if f"time.{name}" in tensors
+        }
         self.reached = self._reached()
         for name, watcher in self.watchers.items():
             for key, old in _numbers(watcher).items():

@@ -5,94 +5,15 @@ The paper measures the gradient at three different points, each of which has its
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple, TypeVar
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
 
 from perron._registry import public_dir, unknown
-from perron.algorithms.base import Algorithm
-from perron.algorithms.node import SIDES, Side
 from perron.errors import PerronError
-from perron.networks.facts import Network
-from perron.networks.mixing import Mixing
-from perron.problems.base import Problem
 from perron.simulation._blockwise import blocks
-
-T = TypeVar("T")
-
-
-class Traffic(NamedTuple):
-    """Messages and bytes that one edge of the pull graph and one of the push graph have carried, and totals over all edges."""
-
-    pulls: int = 0
-    pushes: int = 0
-    pull_bytes: int = 0
-    push_bytes: int = 0
-    messages: int = 0
-    bytes: int = 0
-
-
-def converted_traffic(counts: Mapping[str, Mapping[Side, int]], mixing: Mixing) -> Traffic:
-    """Convert counts per edge, as checkpoints of version 0.1 have them, with the mean number of edges per step."""
-
-    def total(each: Mapping[Side, int]) -> int:
-        steps = range(mixing.period)
-        links = {side: sum(mixing.link_count(side, step) for step in steps) for side in SIDES if each[side]}
-        return sum(each[side] * links[side] for side in links) // len(steps)
-
-    edges = [counts[kind][side] for kind in ("messages", "bytes") for side in SIDES]
-    return Traffic(*[*edges, total(counts["messages"]), total(counts["bytes"])])
-
-
-class Snapshot(NamedTuple):
-    """Everything that is known after a step.
-
-    Attributes:
-        previous: the state before the step; None at the start, and for large models unless a metric needs it.
-        grads: the stochastic gradients of the step, ``(trials, n, d)`` each; empty at the start, and for algorithms that choose
-            samples themselves.
-        lr: the learning rate of the step.
-        traffic: messages and bytes so far.
-        network: the network of a whole step, which with several rounds has the products of the matrices.
-        notes: results that metrics share, see `once`.
-        gradients: how many gradients a node has evaluated so far, on average: of single samples, where the problem has samples.
-    """
-
-    step: int
-    state: Any
-    previous: Any
-    grads: Sequence[Tensor]
-    lr: float | Tensor
-    traffic: Traffic
-    problem: Problem
-    algorithm: Algorithm
-    network: Network
-    notes: dict[str, Any] | None = None
-    gradients: float = 0.0
-
-    def once(self, name: str, make: Callable[[], T]) -> T:
-        """Return a result that several metrics share, computed by the first of them."""
-        if self.notes is None:
-            return make()
-        if name not in self.notes:
-            self.notes[name] = make()
-        result: T = self.notes[name]
-        return result
-
-    @property
-    def average(self) -> Tensor:
-        """x-hat, ``(trials, d)``."""
-        return self.algorithm.average(self.state, self.network)
-
-    @property
-    def gradient(self) -> Tensor:
-        """The last gradients that the algorithm has used, or its own estimates of them, ``(trials, n, d)``."""
-        if not self.grads and "grad" not in self.state._fields:
-            raise PerronError(f"{self.algorithm.about.title} keeps no gradients; leave out metrics that need them.")
-        return self.grads[-1] if self.grads else self.state.grad
-
+from perron.simulation.snapshot import Snapshot
 
 Metric = Callable[[Snapshot], Tensor]
 BLOCKS = "residual_block_sq_"  # and the length of the block
@@ -306,12 +227,12 @@ class ResidualBlocks:
 
 
 def messages(now: Snapshot) -> Tensor:
-    """Messages sent over all edges so far."""
+    """Messages sent so far, over all edges; averages over all nodes count as ring all-reduces."""
     return torch.full((now.state.x.shape[0],), float(now.traffic.messages))
 
 
 def bytes_sent(now: Snapshot) -> Tensor:
-    """Bytes sent over all edges so far."""
+    """Bytes sent so far, over all edges; averages over all nodes count as ring all-reduces."""
     return torch.full((now.state.x.shape[0],), float(now.traffic.bytes))
 
 
@@ -323,13 +244,23 @@ def epochs(now: Snapshot) -> Tensor:
     return torch.full((now.state.x.shape[0],), now.gradients * len(counts) / int(counts.sum()), dtype=torch.float64)
 
 
+def seconds(now: Snapshot) -> Tensor:
+    """Seconds on the run's clock (`perron.Clock`) when the last node had done the step."""
+    return now.seconds
+
+
+def seconds_spread(now: Snapshot) -> Tensor:
+    """Seconds between the first and the last node that did the step, on the run's clock."""
+    return now.seconds - now.first_seconds
+
+
 METRICS: dict[str, Metric] = {
     metric.__name__: metric
     for metric in (
         grad_norm_sq, grad_norm_sq_mean, grad_norm_sq_local, loss, loss_mean, suboptimality, distance_sq, distance_sq_local,
         distance_max, consensus_error_sq, tracking_error_sq, residual_sq, messages, bytes_sent, test_loss, test_accuracy,
         test_loss_weighted, test_accuracy_weighted, test_loss_local, test_accuracy_local, test_loss_worst,
-        test_accuracy_worst, grad_norm_batch, epochs,
+        test_accuracy_worst, grad_norm_batch, epochs, seconds, seconds_spread,
     )
 }  # fmt: skip
 
@@ -348,6 +279,11 @@ def chosen(metrics: Sequence[str | Metric]) -> dict[str, Metric]:
 def larger_is_better(metric: str) -> bool:
     """Whether a metric grows as a model gets better: accuracies do, all others fall."""
     return "accuracy" in metric
+
+
+def is_budget(metric: str) -> bool:
+    """Whether a metric is what a run spends, so that a value of it in ``until`` is a limit."""
+    return metric in ("seconds", "epochs", "messages", "bytes_sent")
 
 
 def _named(name: str) -> Metric:

@@ -12,6 +12,7 @@ import torch
 from scipy.sparse import coo_array, csr_array, issparse
 from torch import Tensor
 
+from perron.algorithms.codecs import Encoded, values_of
 from perron.algorithms.node import Handle, Later, LocalSamples, Node, NodeLinks, Side
 from perron.networks.facts import Network
 from perron.networks.mixing import Mixing
@@ -84,11 +85,11 @@ class SimulatedNode(Node):
         if not self.mixing.period and len(cached) >= KEPT:
             cached.clear()
 
-    def pull(self, x: Tensor) -> Handle:
-        return Later(partial(self._mixed, "pull", x, self.step))
+    def pull(self, x: Tensor | Encoded) -> Handle:
+        return Later(partial(self._mixed, "pull", values_of(x), self.step))
 
-    def push(self, y: Tensor) -> Handle:
-        return Later(partial(self._mixed, "push", y, self.step))
+    def push(self, y: Tensor | Encoded) -> Handle:
+        return Later(partial(self._mixed, "push", values_of(y), self.step))
 
     def mean(self, x: Tensor) -> Handle:
         return Later(lambda: x.mean(-2, keepdim=True).expand_as(x))

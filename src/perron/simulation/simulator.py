@@ -16,9 +16,12 @@ from torch import Tensor
 
 from perron._storage import tensorfile
 from perron.algorithms.base import Algorithm, advance
+from perron.algorithms.codecs import Wire, codec_of, wire_sizes
 from perron.algorithms.node import Node
+from perron.algorithms.quantized import quantized
 from perron.algorithms.unreliable import LinkFaults, Unreliable
-from perron.algorithms.wrappers import Counting, Quantized, Repeated
+from perron.algorithms.wrappers import Counting, Repeated
+from perron.clock import Clock
 from perron.errors import PerronError
 from perron.monitor.progress import Bar, OnProgress
 from perron.networks.facts import Network
@@ -32,6 +35,7 @@ from perron.simulation import _blockwise
 from perron.simulation._blockwise import Blockwise, blocks, separable
 from perron.simulation._inputs import (
     as_algorithm,
+    as_clock,
     as_count,
     as_dtype,
     as_mixing,
@@ -45,8 +49,9 @@ from perron.simulation._inputs import (
 from perron.simulation._oracle import Oracle
 from perron.simulation.checkpoint import RunCheckpoint
 from perron.simulation.history import History, Recorder, about_run, recorded
-from perron.simulation.metrics import Metric, Snapshot, Traffic, converted_traffic
+from perron.simulation.metrics import Metric
 from perron.simulation.node import SimulatedNode
+from perron.simulation.snapshot import Snapshot, Traffic, converted_traffic
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,8 +68,10 @@ class Simulation:
         dtype: precision; that of the problem if None.
         device: a torch device.
         loss, delay, repeats: faults of unreliable links, see `perron.algorithms.unreliable.LinkFaults`.
-        wire: ``"bf16"`` or ``"int8"`` for quantized messages.
+        wire: ``"bf16"``, ``"int8"`` or ``"int4"`` for quantized messages, see `perron.algorithms.quantized`.
         rounds: number of exchanges in a step: models and trackers are mixed that often.
+        clock: a `perron.Clock`, which tells how many seconds the run would take on given machines; or a file of links, or the
+            name of a preset, for a clock without further settings. It changes no values. Losses and delays take no time.
     """
 
     problem: Problem
@@ -79,8 +86,9 @@ class Simulation:
     loss: float = 0.0
     delay: int = 0
     repeats: float = 0.0
-    wire: Literal["bf16", "int8"] | None = None
+    wire: Wire | None = None
     rounds: int = 1
+    clock: Clock | None = None
 
     def __post_init__(self) -> None:
         check_problem(self.problem)
@@ -88,7 +96,7 @@ class Simulation:
             "algorithm": as_algorithm(self.algorithm).with_l1(self.problem.proximal_l1),
             "mixing": as_mixing(self.mixing, self.problem.nodes),
             "lr": check_rate(self.lr), "trials": as_trials(self.trials), "seed": as_count("seed", self.seed),
-            "start": as_start(self.start), "dtype": as_dtype(self.dtype),
+            "start": as_start(self.start), "dtype": as_dtype(self.dtype), "clock": as_clock(self.clock),
         }  # fmt: skip
         vars(self).update(converted)  # the way into a frozen dataclass
         if self.problem.nodes != self.mixing.nodes:
@@ -109,6 +117,18 @@ class Simulation:
                 f"rounds={self.rounds} needs reliable links in full precision; leave out loss, delay and wire."
             )
         self.algorithm.check(self.network)
+        if self.wire is not None:
+            codec_of(self.wire)
+            if self.precision.itemsize < 4:
+                raise PerronError(
+                    f"wire={self.wire!r} quantizes numbers of 32 or 64 bits; got dtype={self.precision}. Pass wire=None, or "
+                    "dtype='float32'."
+                )
+            if self.links:
+                raise PerronError(
+                    f"wire={self.wire!r} sends changes, and a lost message would never be made up for: it needs reliable links. "
+                    "Leave out loss, delay and repeats, or pass wire=None."
+                )
         if self.links.delay and self.mixing.varies:
             raise PerronError(
                 f"{self.mixing!r} varies in time: a late message would arrive on a link that no longer exists. Give one graph, "
@@ -195,25 +215,28 @@ class Running:
         self.previous: Any = None
         self.unreliable = Unreliable(self.inner, one.links) if one.links else None
         self.node: Node = self.unreliable or self.inner
-        if one.wire:
-            self.node = Quantized(self.node, one.wire)
+        self.algorithm = quantized(one.algorithm, one.wire, one.mixing)
         self.traffic = Traffic()
         self._per_step: Traffic | None = None
         first = one.first()
         large = first.numel() * first.element_size() > _blockwise.LARGE and not one.algorithm.about.samples
         self.blockwise = self._blockwise(first) if large else None
-        self.state = self.blockwise.state if self.blockwise else one.algorithm.init(first, self.node)
+        self.state = self.blockwise.state if self.blockwise else self.algorithm.init(first, self.node)
+        sizes: Any = wire_sizes(one.wire, one.problem.dim, dtype.itemsize)._asdict()
+        draws: Any = {"rounds": one.rounds, "seed": one.seed, "trials": one.numbers}
+        self.timer = None if one.clock is None else one.clock.start(one.algorithm, one.mixing, **sizes, **draws)
 
     def _blockwise(self, first: Tensor) -> Blockwise:
         width = first.shape[-1]
         # Losses and rounding act on whole vectors, and so may the algorithm.
         if (
             self.node is self.inner
+            and self.algorithm is self.simulation.algorithm
             and self.simulation.rounds == 1
             and separable(self.simulation.algorithm, first, self.inner)
         ):
             width = blocks(first)[0].stop
-        return Blockwise(self.simulation.algorithm, first, self.node, width)
+        return Blockwise(self.algorithm, first, self.node, width)
 
     def advance(self) -> None:
         """Do one step."""
@@ -227,25 +250,25 @@ class Running:
             node = Repeated(node, self.simulation.rounds)
         if self.blockwise is None:
             self.previous = self.state
-            self.state = advance(self.simulation.algorithm, self.state, node, self.lr, oracle.gradient, oracle.query)
+            self.state = advance(self.algorithm, self.state, node, self.lr, oracle.gradient, oracle.query)
         else:
             self.previous = type(self.state)(*(value.clone() for value in self.state)) if self.keep_previous else None
             self.blockwise.advance(self.lr, oracle.gradient_into, node)
             self.state = self.blockwise.state
+        if self.timer is not None:
+            self.timer.advance(self.step)
         self.step += 1
         if counting is not None:
             sent = Traffic(*counting.counts)
-            self._per_step = None if self.simulation.mixing.varies else sent
+            constant = not self.simulation.mixing.varies and self.simulation.wire is None
+            self._per_step = sent if constant else None  # some exchanges of quantized messages are in full precision
         if sent is not None:
             self.traffic = Traffic(*map(add, self.traffic, sent))
 
     def _counting(self) -> Counting:
         """A node that counts what one step sends; over a network that does not vary, every step sends the same."""
-        wire, extra = {"bf16": (2, 0), "int8": (1, 4), None: (None, 0)}[
-            self.simulation.wire
-        ]  # int8: a scale for each message
         block = (self.blockwise.blocks[0].stop, self.simulation.problem.dim) if self.blockwise else (0, 0)
-        return Counting(self.node, wire=wire, extra=extra, block=block, link_count=self.simulation.mixing.link_count)
+        return Counting(self.node, block=block, link_count=self.simulation.mixing.link_count)
 
     def snapshot(self) -> Snapshot:
         """Return everything that is known after the current step."""
@@ -253,7 +276,8 @@ class Running:
         before = self.previous if self.step else None
         facts = (self.lr, self.traffic, self.problem, one.algorithm, one.network)
         grads, count = self.oracle.grads, self.oracle.gradients
-        return Snapshot(self.step, self.state, before, grads, *facts, notes={}, gradients=count)
+        times = None if self.timer is None else self.timer.times.now
+        return Snapshot(self.step, self.state, before, grads, *facts, notes={}, gradients=count, times=times)
 
     def saved(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """Return what is needed to resume, as tensors and numbers. Keyed random numbers have no state."""
@@ -261,6 +285,7 @@ class Running:
         tensors |= {f"memory.{name}": value for name, value in self.problem.memory.items()}
         in_transit = self.unreliable.state_dict() if self.unreliable else {}
         tensors |= {f"links.{name}": value for name, value in in_transit.items()}
+        tensors |= {f"clock.{name}": value for name, value in (self.timer.saved() if self.timer else {}).items()}
         counts = {"draws": self.oracle.draws, "evaluated": self.oracle.evaluated, "traffic": self.traffic._asdict()}
         return tensors, {"step": self.step} | counts
 
@@ -283,6 +308,8 @@ class Running:
         if self.unreliable is not None:
             in_transit = tensorfile.part(tensors, "links.")
             self.unreliable.load_state_dict({name: v.to(self.simulation.device) for name, v in in_transit.items()})
+        if self.timer is not None:
+            self.timer.restore(tensorfile.part(tensors, "clock."))
 
 
 def simulate(
@@ -306,7 +333,7 @@ def simulate(
 
     Args:
         problem, algorithm, mixing, lr: as in `Simulation`, which also takes the further options (trials, seed, start, dtype,
-            device, loss, delay, repeats, wire).
+            device, loss, delay, repeats, wire, rounds, clock).
         steps: number of steps.
         every: steps between two records, or ``"log"`` for records that are evenly spaced on a logarithmic scale; by default
             about 200 records. The start and the end are always recorded.
@@ -320,7 +347,11 @@ def simulate(
             save is kept as FILE.before, and the run resumes from there if FILE is damaged.
         save_every: seconds between two saves; the end of the run is always saved.
         until: values of metrics at which the run ends before ``steps``, as ``{"grad_norm_sq": 1e-8}``: at the first record where
-            the mean over trials of each is at most its value (of accuracies, at least).
+            the mean over trials of each is at most its value (of accuracies, at least). Values of seconds, epochs, messages and
+            bytes_sent are limits: the run ends at the first record that has one of them used up.
+
+    With a ``clock``, ``history.seconds`` has the time of each record on it, for ``history.plot(metric, x="seconds")`` and
+    ``history.time_to(metric, value)``; the metric ``seconds_spread`` is how far nodes are apart.
 
     Ctrl-C ends the run and returns what was measured, with ``interrupted`` set. A run in which no trial is finite any more
     ends with a warning.

@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal, TypeVar
 from pydantic import BaseModel, BeforeValidator, Field
 
 from perron._registry import validate
+from perron.algorithms.codecs import Wire
 from perron.errors import PerronError
 from perron.studies.run import Choice
 
@@ -48,7 +49,7 @@ class Instead(BaseModel):
     weights: str | None = None
     lr: Many[Rate] | None = None
     rounds: Annotated[int, Field(ge=1)] | None = None
-    wire: Literal["bf16", "int8"] | None = None
+    wire: Wire | None = None
 
 
 def own_settings(algorithm: Choice) -> tuple[dict[str, Any], Instead]:

@@ -13,8 +13,10 @@ class Figure(BaseModel):
     """What a figure of curves shows.
 
     Attributes:
-        x: ``"steps"``, ``"gradients"`` (of a node), ``"bytes"`` (as sent, over all links), or any other measured column.
+        x: ``"steps"``, ``"gradients"`` (of a node), ``"bytes"`` (as sent, over all links), ``"seconds"`` (of runs with a clock),
+            or any other measured column.
         y: a metric; the first one by default.
+        log_x: whether the x axis is logarithmic.
         panels: the columns that have a panel for each of their values, as ``"topology"`` or ``["topology", "nodes"]``; ``[]`` for
             one panel. By default, all that differ between runs besides algorithms, learning rates and seeds.
         where: the runs to show, as ``{ topology = "ring", nodes = [8, 16] }``.
@@ -26,6 +28,7 @@ class Figure(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
     x: str = "steps"
     y: str | None = None
+    log_x: bool = False
     panels: Annotated[list[str], BeforeValidator(listed)] | None = None
     where: dict[str, Many[Scalar]] = Field(default_factory=dict)
     target: Annotated[float, Field(allow_inf_nan=False)] | None = None

@@ -201,9 +201,11 @@ def execute(
 
     from perron.networks.facts import Network
     from perron.networks.repeat import repeat
+    from perron.simulation.history import SECONDS
     from perron.simulation.simulator import simulate
 
     problem, algorithm, mixing = run.build()
+    columns, run = run.columns, run.in_steps(algorithm)
     network = Network(repeat(mixing, run.rounds))
     lr, steps = run.rate(algorithm, network, problem.smoothness)
     with warnings.catch_warnings(record=True) as caught, torch.no_grad():
@@ -213,14 +215,15 @@ def execute(
             final_metrics=run.final_metrics, trials=run.trials, seed=run.seed, rounds=run.rounds, wire=run.wire,
             dtype=getattr(torch, run.precision) if run.precision else None, device=run.device, **run.links,
             progress=(lambda step, values: progress(step, steps, values)) if progress else False, log=log,
-            checkpoint=checkpoint, save_every=save_every, until=run.until,
+            checkpoint=checkpoint, save_every=save_every, until=run.until, clock=run.build_clock(),
         )  # fmt: skip
     if history.interrupted:
         raise KeyboardInterrupt  # a part of a run is not a result
     effective, floor = _predicted(problem, algorithm, network, lr)
     facts = _network_facts(network) | {"lr": lr, "steps": steps, "effective_step": effective}
-    columns = run.columns | facts | {"predicted": floor if run.decay == "none" else float("nan")}
-    measured = ["step", "trial", *history.costs, *history.values]
+    columns = columns | facts | {"predicted": floor if run.decay == "none" else float("nan")}
+    timed = [] if history.seconds is None else [SECONDS]
+    measured = list(dict.fromkeys(["step", "trial", *history.costs, *timed, *history.values]))
     table = history.frame()[measured].assign(**columns)
     return table[[*columns, *measured]], list(dict.fromkeys(str(warning.message) for warning in caught))
 
@@ -260,4 +263,5 @@ def memory(run: Run) -> int:
 def cost(run: Run) -> float:
     """Return the work of a run, in gradients of one node."""
     longest = run.steps if run.horizon is None or isinstance(run.lr, str) else min(run.steps, run.horizon / run.lr)
-    return run.nodes * run.trials * longest + 1
+    each = run.algorithm_options.get("local_steps", 1) if run.count == "steps" else 1
+    return run.nodes * run.trials * longest * (each if isinstance(each, int) else 1) + 1

@@ -7,6 +7,7 @@ import json
 from collections.abc import Callable, Mapping
 from dataclasses import fields, is_dataclass, replace
 from functools import cached_property, partial
+from math import ceil
 from typing import Any, Literal, cast
 
 from pydantic import BaseModel, ConfigDict
@@ -14,8 +15,10 @@ from pydantic import BaseModel, ConfigDict
 from perron._registry import lookup, options_model, validate
 from perron.algorithms import ALGORITHMS
 from perron.algorithms.base import Algorithm
+from perron.algorithms.codecs import Wire
 from perron.algorithms.moves import move_of
 from perron.algorithms.unreliable import Links
+from perron.clock import Clock
 from perron.errors import PerronError
 from perron.networks.builder import add_weights, build_graph, build_released
 from perron.networks.facts import Network
@@ -26,7 +29,9 @@ from perron.problems import LinearModel, Logistic, Neural, Quadratic, language_m
 from perron.problems.base import Problem
 from perron.problems.linear import KINDS
 from perron.schedules import LearningRate, cosine, warmup
+from perron.simulation.cost import gradients_per_step
 from perron.studies import own
+from perron.studies.clocks import clock_of
 
 ON_DATA: dict[str, Callable[..., Problem]] = {kind: partial(LinearModel.from_data, kind=kind) for kind in KINDS}
 PROBLEMS: dict[str, Callable[..., Problem]] = {
@@ -105,8 +110,10 @@ class Run(BaseModel):
     warmup: int = 0
     decay: Literal["none", "cosine"] = "none"
     rounds: int = 1
-    wire: Literal["bf16", "int8"] | None = None
+    wire: Wire | None = None
     until: dict[str, float] = {}
+    clock: dict[str, Any] = {}
+    count: Literal["steps", "gradients"] = "steps"
 
     @cached_property
     def key(self) -> str:
@@ -134,6 +141,7 @@ class Run(BaseModel):
             "trials": self.trials,
             "seed": self.seed,
             **{f"link_{name}": value for name, value in self.links.items()},
+            **{f"clock_{name}": str(value) if name == "compute" else value for name, value in self.clock.items()},
             **{f"problem_{name}": value for name, value in self.problem.items()},
         }
 
@@ -151,6 +159,25 @@ class Run(BaseModel):
     def build_algorithm(self) -> Algorithm:
         """Build the algorithm."""
         return algorithm_of(self.algorithm, self.algorithm_options, self.folder)
+
+    def build_clock(self) -> Clock | None:
+        """Build the clock; None if the run is not timed."""
+        return clock_of(self.clock, self.folder)
+
+    def in_steps(self, algorithm: Algorithm) -> Run:
+        """Return the run with ``steps``, ``every`` and ``warmup`` in steps of its algorithm, if they count gradients."""
+        if self.count == "steps":
+            return self
+        each = gradients_per_step(algorithm)
+        every = max(1, self.every // each) if isinstance(self.every, int) else self.every
+        return self.model_copy(
+            update={
+                "steps": ceil(self.steps / each),
+                "every": every,
+                "warmup": ceil(self.warmup / each),
+                "count": "steps",
+            }
+        )
 
     def rate(self, algorithm: Algorithm, network: Network, smoothness: float | None) -> tuple[float, int]:
         """Return the learning rate and the number of steps."""

@@ -20,51 +20,37 @@ import tomllib
 from collections.abc import Mapping
 from functools import cached_property
 from importlib import resources
-from importlib.util import find_spec
 from itertools import product
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator, model_validator
 
-from perron._registry import NAME, format_errors, lookup, options_model, unknown, validate
+from perron._registry import NAME, format_errors, lookup, options_model, validate
 from perron._storage.atomic import write_bytes
 from perron.algorithms import ALGORITHMS
+from perron.algorithms.codecs import Wire
 from perron.algorithms.moves import Moving
 from perron.algorithms.unreliable import Links
-from perron.data.augment import PRESETS
-from perron.data.datasets import IMAGES
-from perron.data.models import MODELS
-from perron.data.partition import PARTITIONS
-from perron.data.tables import NAMES as TABLES
 from perron.errors import PerronError
 from perron.networks import topologies
 from perron.networks.mixing import RULES
 from perron.networks.samplers import SAMPLERS
 from perron.simulation.metrics import chosen
 from perron.studies import own
+from perron.studies._problems import checked_problem
 from perron.studies._values import Choices, Many, Rate, Scalar, change, combinations, entry_at, listed, own_settings
+from perron.studies.clocks import check_clock
 from perron.studies.conclusions import CONCLUSIONS
 from perron.studies.figure import Figure
-from perron.studies.run import ON_DATA, PROBLEMS, Choice, Run, algorithm_of, problem_maker, split_sampler
+from perron.studies.run import PROBLEMS, Choice, Run, algorithm_of, split_sampler
 from perron.studies.toml import INTERNAL, to_toml
 from perron.studies.tuning import Tune, place_of, varying_options, with_rate
 
-# What options of problems may name: of networks for images, and of linear models on data.
-NAMES: dict[str, Mapping[str, Any]] = {
-    "data": dict.fromkeys(["digits", *IMAGES]),
-    "model": MODELS,
-    "partition": PARTITIONS,
-    "augment": PRESETS,
-}
-NAMES_ON_DATA = {
-    "data": dict.fromkeys([*TABLES, "synthetic", "file:PATH"]),
-    "partition": PARTITIONS | {"column:NAME": None},
-}
 READING = "reading"  # context of the validation of a study that was run before
 SHARED = (  # keys that all runs of a study have in common
     "equal_effective_step", "steps", "horizon", "every", "trials", "metrics", "final_metrics", "precision", "device",
-    "warmup", "decay", "rounds", "wire", "until",
+    "warmup", "decay", "rounds", "wire", "until", "count",
 )  # fmt: skip
 
 
@@ -94,20 +80,25 @@ class Study(BaseModel):
         tune, tuned: how learning rates are found (`perron.studies.Tune`); those that `perron tune` has found.
         warmup, decay: the number of steps over which lr grows to its value, and ``"cosine"`` if it falls to zero until the last
             step.
-        rounds, wire: exchanges in a step; ``"bf16"`` or ``"int8"`` for quantized messages.
+        rounds, wire: exchanges in a step; ``"bf16"``, ``"int8"`` or ``"int4"`` for quantized messages.
         equal_effective_step: whether lr is the *effective* step, so that each algorithm gets lr divided by its factor (c for
             Push-Pull, n for pull-only methods).
         steps: the number of steps; with ``horizon``, the largest.
+        count: what ``steps``, ``every`` and ``warmup`` count: ``"steps"``, or ``"gradients"`` of a node, of which a method with
+            local steps takes several in a step.
         horizon: run for horizon / (effective step) steps: small steps get more time.
         until: values of metrics at which a run ends before ``steps``, as ``{ grad_norm_sq = 1e-8 }``, see `perron.simulate`.
         every: the number of steps between two records; ``"log"``; or by default about 200 records.
         links: ``loss``, ``delay`` and ``repeats`` of links that are not reliable, see `perron.algorithms.unreliable.Links`.
+        clock: machines and links on which runs are timed, see `perron.Clock`: ``links``, the name of a preset (``"gaia"``) or
+            ``"file:links.csv"`` (with ``route = true`` to fill in missing pairs), or ``latency`` and ``rate`` of all links;
+            ``up``, ``down``, ``compute``, ``size``, ``protocol``, ``ahead``, ``overhead``, ``per_byte``, ``average``.
         trials, seeds: independent runs side by side, for each seed.
         metrics: names, see `perron.simulation.metrics.METRICS`; ``residual_block_sq_20`` sums over blocks of 20 steps.
         final_metrics: those that are measured after the last step only.
         accuracies: for the conclusion time_to_accuracy, values of grad_norm_sq to be reached.
         losses: for the conclusion training, values of the training loss to be reached.
-        figure: for the conclusion curves, a table: x, y, panels, where, target, columns, latex, see `perron.studies.Figure`.
+        figure: for the conclusion curves, a table: x, y, log_x, panels, where, target, columns, latex (`perron.studies.Figure`).
         precision: ``"float32"`` or ``"float64"``; the problem's own by default.
         device: where tensors live, as ``"cuda"``.
         save_every: seconds between two checkpoints of a run.
@@ -134,13 +125,15 @@ class Study(BaseModel):
     warmup: Annotated[int, Field(ge=0)] = 0
     decay: Literal["none", "cosine"] = "none"
     rounds: Annotated[int, Field(ge=1)] = 1
-    wire: Literal["bf16", "int8"] | None = None
+    wire: Wire | None = None
     equal_effective_step: bool = False
     steps: Annotated[int, Field(ge=0)] = 1000
+    count: Literal["steps", "gradients"] = "steps"
     horizon: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
     until: dict[str, Annotated[float, Field(allow_inf_nan=False)]] = Field(default_factory=dict)
     every: Annotated[int, Field(ge=1)] | Literal["log"] | None = None
     links: dict[str, Many[int | float]] = Field(default_factory=dict, validate_default=True)
+    clock: dict[str, Many[Scalar]] = Field(default_factory=dict)
     trials: Annotated[int, Field(ge=1)] = 10
     seeds: Many[int] = Field(default_factory=lambda: [0])
     metrics: Many[str] = Field(default_factory=lambda: ["grad_norm_sq"])
@@ -178,28 +171,7 @@ class Study(BaseModel):
     @field_validator("problem")
     @classmethod
     def _known_problem(cls, value: dict[str, Any], info: Any) -> dict[str, Any]:
-        kind = value.get("kind", "logistic")
-        if not isinstance(kind, str):
-            raise unknown(kind, PROBLEMS, "kind of problem")
-        if info.context == READING and kind not in PROBLEMS:
-            return value
-        made = problem_maker(value | {"kind": kind}, info.data["folder"])
-        given = {key: entry for key, entry in value.items() if key != "kind"}
-        if "batch" in given:
-            sizes = [None if size == "all" else size for size in listed(given["batch"])]
-            given["batch"] = sizes if isinstance(given["batch"], list) else sizes[0]
-        model = options_model(made, several=True)
-        if empty := [key for key, entry in given.items() if entry == []]:
-            raise ValueError(f"{empty[0]} is an empty list")
-        problem = {"kind": kind} | validate(model, given).model_dump()
-        if kind == "logistic" and problem.get("compiled", "") is None:
-            problem["compiled"] = find_spec("numba") is not None  # part of a run's key: the order of sums differs
-        names = NAMES if kind == "images" else NAMES_ON_DATA if made in ON_DATA.values() else {}
-        for key, among in names.items():
-            for name in listed(problem[key]):
-                if names is NAMES or not name.startswith(("file:", "column:")):
-                    lookup(name, among, key)
-        return problem
+        return checked_problem(value, info.data["folder"], reading=info.context == READING)
 
     @field_validator("topologies")
     @classmethod
@@ -245,6 +217,12 @@ class Study(BaseModel):
                     raise ValueError(str(error)) from None
         return {name: [default] for name, default in vars(Links()).items()} | value
 
+    @field_validator("clock")
+    @classmethod
+    def _known_clock(cls, value: dict[str, list[Scalar]], info: Any) -> dict[str, list[Scalar]]:
+        check_clock(value, read=info.context != READING)
+        return value
+
     @field_validator("metrics", "final_metrics", "until")
     @classmethod
     def _known_metrics(cls, value: Any) -> Any:
@@ -276,6 +254,9 @@ class Study(BaseModel):
             places = dict.fromkeys(place_of(run, self.varying) for run in self.runs)
             for name in self.tuned:
                 lookup(name, places, "group of runs for tuned")
+        timed = {"seconds", "seconds_spread"} & {*self.metrics, *self.final_metrics, *self.until}
+        if timed and not self.clock:
+            raise ValueError(f"metrics: {' and '.join(sorted(timed))} needs a table [clock]")
         for requirement in CONCLUSIONS[self.conclusion].requirements:
             if lacking := requirement(self):
                 raise ValueError(f"conclusion: {self.conclusion} needs {lacking}")
@@ -296,19 +277,19 @@ class Study(BaseModel):
         """All combinations, in the order of the file's lists."""
         shared = {name: getattr(self, name) for name in SHARED}
         found = []
-        for problem, topology, links, seed, network_seed, algorithm in product(
-            combinations(self.problem), self.topologies, combinations(self.links), self.seeds, self.network_seed,
-            self.algorithms,
+        for problem, topology, links, clock, seed, network_seed, algorithm in product(
+            combinations(self.problem), self.topologies, combinations(self.links), combinations(self.clock), self.seeds,
+            self.network_seed, self.algorithms,
         ):  # fmt: skip
             options, instead = own_settings(algorithm)
-            sources = self._sources(problem, topology, algorithm.name)
+            sources = self._sources(problem, topology, algorithm.name, clock)
             for weights in [instead.weights] if instead.weights else self.weights:
                 tables = ({"default": instead.lr} if instead.lr else self.lr, self._sizes(topology))
                 for lr, nodes in product(*(entry_at(table, topology.name, weights) for table in tables)):
                     run = Run(
                         problem=problem, topology=topology.name, topology_options=topology.options, nodes=nodes,
                         weights=weights, network_seed=network_seed, algorithm=algorithm.name, algorithm_options=options,
-                        lr=lr, links=links, seed=seed, sources=sources, folder=self.folder,
+                        lr=lr, links=links, clock=clock, seed=seed, sources=sources, folder=self.folder,
                         **shared | instead.model_dump(include={"rounds", "wire"}, exclude_none=True),
                     )  # fmt: skip
                     found.append(run)
@@ -331,12 +312,14 @@ class Study(BaseModel):
         size = self.sizes.get(topology.label)
         return {"default": [size or own.network(topology.name, self.folder, **topology.graph_options).mixing.nodes]}
 
-    def _sources(self, problem: Mapping[str, Any], topology: Choice, algorithm: str) -> dict[str, str]:
+    def _sources(
+        self, problem: Mapping[str, Any], topology: Choice, algorithm: str, clock: Mapping[str, Any]
+    ) -> dict[str, str]:
         """A hash for each of the names that perron does not know."""
         known: list[Mapping[str, Any]] = [PROBLEMS, topologies.NAMES, SAMPLERS, ALGORITHMS]
         given = zip((problem["kind"], topology.name, topology.sampler, algorithm), known, strict=True)
         others = [name for name, among in given if name and name not in among]
-        others += [value for value in problem.values() if own.is_file(value)]
+        others += [value for value in (*problem.values(), *clock.values()) if own.is_file(value)]
         return {name: self.sources.get(name) or own.digest(name, self.folder) for name in others}
 
     @property
@@ -344,7 +327,8 @@ class Study(BaseModel):
         """Whether there are names that perron does not know."""
         choices = (*self.topologies, *self.algorithms)
         names = {self.problem["kind"], *(name for one in choices for name in (one.name, one.sampler) if name)}
-        files = any(own.is_file(entry) for value in self.problem.values() for entry in listed(value))
+        tables = (*self.problem.values(), *self.clock.values())
+        files = any(own.is_file(entry) for value in tables for entry in listed(value))
         return files or bool(names - {*PROBLEMS, *topologies.NAMES, *SAMPLERS, *ALGORITHMS})
 
     def save(self, path: str | Path) -> Path:

@@ -10,21 +10,23 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from perron.studies.spec import Study
 
-TABLES = ("nodes", "lr", "tuned", "problem")
+TABLES = ("nodes", "lr", "tuned", "clock", "problem")
 INTERNAL = {"folder", "sources", "sizes"}  # keys that perron writes
 
 
 def to_toml(study: Study) -> str:
     """Return the study as a file that perron reads, without the keys that are not set."""
     content = {
-        key: value for key, value in study.model_dump(mode="json", exclude=INTERNAL).items() if value is not None
+        key: value
+        for key, value in study.model_dump(mode="json", exclude=INTERNAL).items()
+        if value is not None and not (key == "clock" and not value)
     }
     if "batch" in content["problem"] and content["problem"]["batch"] is None:
         content["problem"]["batch"] = "all"
     for key in ("nodes", "lr"):
         if list(content[key]) == ["default"]:
             content[key] = content[key]["default"]
-    tables = {key: content.pop(key) for key in TABLES if content[key] and isinstance(content[key], dict)}
+    tables = {key: content.pop(key) for key in TABLES if content.get(key) and isinstance(content[key], dict)}
     lines = [f"{key} = {_value(value)}" for key, value in content.items()]
     for name, table in tables.items():
         lines += to_lines(name, table)

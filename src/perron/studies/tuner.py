@@ -99,6 +99,7 @@ def tuning_study(study: Study, rates: list[float], steps: int, only: dict[str, l
     changes: dict[str, Any] = {
         "name": f"{study.name}-tuning", "title": f"Learning rates of {study.title or study.name}", "conclusion": "curves",
         "figure": Figure(x="gradients", y=y, panels=[]), "algorithms": algorithms, "lr": rates, "steps": steps, "metrics": [y],
+        "clock": study.clock if "seconds" in study.until else {},  # no values depend on it
         "final_metrics": [], "trials": _trials(study), "seeds": [max(study.seeds) + 1], "tuned": {},
     }  # fmt: skip
     return Study.model_validate(study.model_dump() | changes)

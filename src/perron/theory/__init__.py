@@ -9,17 +9,27 @@ from perron.theory.recursion import Recursion, recursion
 from perron.theory.sensitivity import Sensitivity, sensitivity
 from perron.theory.stability import BestStep, StableRange, best_lr, rate, stable_lr, transient
 from perron.theory.theorem import TheoremOne
+from perron.theory.time_to_accuracy import (
+    RateCurve,
+    StepsToAccuracy,
+    TimeToAccuracy,
+    steps_to_accuracy,
+    time_to_accuracy,
+)
 
 __all__ = [
     "BestStep",
     "Constants",
     "Horizon",
     "Linearization",
+    "RateCurve",
     "Recursion",
     "Sensitivity",
     "StableRange",
     "StationaryLevel",
+    "StepsToAccuracy",
     "TheoremOne",
+    "TimeToAccuracy",
     "best_lr",
     "crossover",
     "distance_floor",
@@ -33,6 +43,8 @@ __all__ = [
     "sensitivity",
     "stable_lr",
     "stationary",
+    "steps_to_accuracy",
+    "time_to_accuracy",
     "transient",
 ]
 Level, Stable, Best, around = StationaryLevel, StableRange, BestStep, linearize  # the names of version 0.1

@@ -150,6 +150,10 @@ def recursion(algorithm: Algorithm, network: Network | Mixing, lr: float = 1.0) 
         raise PerronError(f"theory works with dense matrices, up to {LARGEST // 3} nodes; this network has {n}.")
     if isinstance(algorithm, Moving) and algorithm.move.scale_dependent:
         raise PerronError(NOT_LINEAR.format(algorithm.about.title))
+    if callable(getattr(algorithm, "local_steps", None)):
+        raise PerronError(
+            f"{algorithm.about.title}: theory needs the same number of local steps in all rounds. Give a number, not a function."
+        )
     check_matrices(algorithm.about, mixing)  # not `check`, which may refuse momentum: theory tells whether it is stable
     node = matrix_node(network)
     start = _converged(algorithm, network, node)

@@ -100,6 +100,7 @@ class Generation(Peers):
     def leave(self) -> None:
         """End it for this process; a wait in progress is left to the waiting thread, which keeps the context until then."""
         self.end("this process left it")
+        self.ledger.clear()
         self._jobs.put(None)
 
     def post(self, transfers: list[Transfer]) -> list[Any]:

@@ -47,6 +47,11 @@ class Recovery:
     def __init__(self, optimizer: Decentralized, membership: Membership) -> None:
         if optimizer._flat.device.type != "cpu":
             raise PerronError(f"Elastic membership works on gloo, for CPU tensors; got {optimizer._flat.device}.")
+        if isinstance(counts := getattr(optimizer.algorithm, "local_steps", 1), tuple):
+            raise PerronError(
+                "With elastic membership the number of nodes changes: local_steps is one number for all of them, or a function "
+                f"of the round that returns one. Got {len(counts)} numbers."
+            )
         membership.claim(optimizer.timeout)
         self.optimizer, self.membership = optimizer, membership
         self._has_model = False  # one that the other members know
@@ -120,6 +125,8 @@ class Recovery:
 
     def _rejoin(self, activity: str, error: NetworkError) -> bool:
         optimizer, began = self.optimizer, time.monotonic()
+        if activity != "start":
+            optimizer.node.ahead.clear()  # these receives keep connections open
         step = 0 if activity == "start" else optimizer.steps
         while True:
             generation = self.membership.rendezvous(activity, step, error, fresh=not self._has_model)
@@ -204,6 +211,7 @@ def rebuild_network(
         return restrict(build_network(graph, 0, weights=weights, seed=seed), members)
 
     builders: list[Callable[[], Mixing]] = [resized, *(partial(build_network, name, size) for name in FALLBACKS)]
+    reason: Exception | None = None
     for build in builders:
         try:
             mixing = avoid(build(), broken)
@@ -212,4 +220,5 @@ def rebuild_network(
             return mixing
         except (PerronError, np.linalg.LinAlgError) as error:
             log.warning("The network cannot be rebuilt for %d nodes, another is used instead: %s", size, error)
-    raise PerronError(f"No network for the {size} remaining nodes suits the algorithm.")
+            reason = error
+    raise PerronError(f"No network for the {size} remaining nodes suits the algorithm. {reason}")

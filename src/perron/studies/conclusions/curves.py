@@ -13,7 +13,7 @@ import numpy as np
 from perron._registry import lookup, validate
 from perron.errors import PerronError, brief
 from perron.plots import PAGE_COLUMNS, Chart, Line, Panel
-from perron.simulation.history import COSTS, History
+from perron.simulation.history import COSTS, SECONDS, History
 from perron.simulation.metrics import larger_is_better
 from perron.studies.conclusions import text
 from perron.studies.conclusions.base import Conclusion, Row, Table
@@ -35,7 +35,7 @@ def compare(results: Any, **options: Any) -> Conclusion:
     Args:
         results: histories, results of studies (`perron.read_study`) or their directories; one of them, or a sequence. Histories
             that differ in lr only are a sweep, of which the best is drawn; those that differ in their seed only are averaged.
-        options: x, y, panels, where, target, columns and latex, see `perron.studies.Figure`.
+        options: x, y, log_x, panels, where, target, columns and latex, see `perron.studies.Figure`.
 
     Returns:
         Its figures, a table, and sentences; ``save(folder)`` writes them, and a notebook shows them.
@@ -89,9 +89,10 @@ def drawable(study: Study) -> str | None:
     """Require that the figure can be drawn, before hours of runs: its axes, and room for its panels."""
     import pandas as pd
 
+    runs = pd.DataFrame([run.columns for run in study.runs])
     try:
-        _axes(study.figure, [*X.values(), *study.metrics], study.metrics)
-        split(pd.DataFrame([run.columns for run in study.runs]), study.figure)
+        _axes(study.figure, [*X.values(), *study.metrics, *([SECONDS] if study.clock else [])], study.metrics)
+        split(runs, study.figure)
     except PerronError as error:
         return f"another figure. {error}"
     return None
@@ -118,7 +119,7 @@ def _number(rate: Any) -> float:
 
 def _metrics(tables: Sequence[Table]) -> Iterable[str]:
     """The columns that were measured in all tables."""
-    kept = {"step", "trial", "run", "lr_setting", "interrupted", *COSTS}
+    kept = {"step", "trial", "run", "lr_setting", "interrupted", SECONDS, *COSTS}
     for name in tables[0].columns:
         measured = tables[0][name].dtype == float and tables[0].groupby("run")[name].nunique().max() > 1
         if name not in kept and measured and all(name in table for table in tables):
@@ -127,7 +128,7 @@ def _metrics(tables: Sequence[Table]) -> Iterable[str]:
 
 def _axes(figure: Figure, columns: Sequence[str], metrics: Sequence[str]) -> tuple[str, str]:
     """Return the columns of x and y."""
-    known = X | {name: name for name in metrics} | ({"seconds": "seconds"} if "seconds" in columns else {})
+    known = X | {name: name for name in metrics} | {name: name for name in (SECONDS,) if name in columns}
     x = lookup(
         figure.x, {name: column for name, column in known.items() if column in columns}, "x axis of these results"
     )
@@ -157,11 +158,12 @@ def _conclude(table: Table, figure: Figure, goals: Mapping[str, float], metrics:
     }
     same = _same_rates(every)
     panels = [
-        Panel(_title(panel), [_line(curve, ceiling, unit, log=log, rate=same) for curve in own]) for panel, own in found
+        Panel(_title(panel), [_line(curve, ceiling, unit, log=log, rate=same, positive=figure.log_x) for curve in own])
+        for panel, own in found
     ]
     chart = Chart(
         panels=panels, title=f"{text.metric_title(y)} at the best step".capitalize(), x=x_title, y=text.metric_symbol(y),
-        log_y=log, **paper,
+        log_x=figure.log_x, log_y=log, **paper,
     )  # fmt: skip
     figures = {"curves": chart}
     grids = [Panel(_title(panel), [_grid_line(curve, ceiling, log=log) for curve in own]) for panel, own in found]
@@ -214,12 +216,12 @@ def _cut(one: Candidate, ceiling: float, *, log: bool) -> Any:
     return inside & (one.mean > 0) if log else inside
 
 
-def _line(curve: Curve, ceiling: float, unit: float, *, log: bool, rate: bool) -> Line:
+def _line(curve: Curve, ceiling: float, unit: float, *, log: bool, rate: bool, positive: bool) -> Line:
     one = curve.best
     label = f"{curve.label} (diverged)" if one.diverged else curve.label
     if rate and isfinite(one.lr):
         label = f"{label}, lr {one.lr:.3g}"
-    kept = _cut(one, ceiling, log=log)
+    kept = _cut(one, ceiling, log=log) & ((one.x > 0) | (not positive))
     x, mean, error = one.x[kept] / unit, one.mean[kept], 2 * one.error[kept]
     if one.samples < 2 or one.diverged:
         return Line(label, x, mean)

@@ -11,7 +11,7 @@ import numpy as np
 from perron.algorithms import ALGORITHMS
 
 VARYING = ("weights", "algorithm", "lr_setting", "seed", "network_seed")  # besides options of problem and links
-OPTIONS = ("link_", "problem_")
+OPTIONS = ("link_", "problem_", "clock_")
 TITLES = {
     "grad_norm_sq": "squared gradient norm",
     "grad_norm_sq_mean": "squared gradient norm at the plain mean",
@@ -85,7 +85,8 @@ def readable(name: str) -> str:
     ('random digraph', 'wheel(spokes=3)', 'abilene.gml')
     """
     name = OWN.sub("", name)
-    return name.replace("problem_", "").replace("link_", "link ").replace("lr_setting", "lr").replace("_", " ")
+    name = name.replace("problem_", "").replace("clock_", "")
+    return name.replace("link_", "link ").replace("lr_setting", "lr").replace("_", " ")
 
 
 def algorithm_title(algorithm: str) -> str:
@@ -93,11 +94,16 @@ def algorithm_title(algorithm: str) -> str:
 
     >>> algorithm_title("push_pull_atc(move=adamw)")
     'Push-Pull, ATC, adamw'
+    >>> algorithm_title("push_pull_diloco(local_steps=16, wire=int4)")
+    'Push-Pull DiLoCo, H=16, int4'
     """
     name, _, options = algorithm.partition("(")
     if name not in ALGORITHMS:
         return OWN.sub("", algorithm)
-    return ", ".join(filter(None, [ALGORITHMS[name].about.title, options.removesuffix(")").replace("move=", "")]))
+    title, options = ALGORITHMS[name].about.title, re.sub(r"\b(move|wire)=", "", options.removesuffix(")"))
+    if found := re.search(r"(^|, )local_steps=(\d+)", options):  # the title has the default
+        title, options = re.sub(r"H=\d+", f"H={found[2]}", title), options.replace(found[0], "", 1).removeprefix(", ")
+    return ", ".join(filter(None, [title, options]))
 
 
 def describe(variant: Mapping[str, Any]) -> str:

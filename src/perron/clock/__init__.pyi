@@ -1,0 +1,10 @@
+from . import overlays as overlays
+from . import presets as presets
+from .clock import Clock as Clock
+from .clock import Timer as Timer
+from .compute import Compute as Compute
+from .compute import Distribution as Distribution
+from .cycle import CycleTime as CycleTime
+from .machines import Machines as Machines
+from .tape import Tape as Tape
+from .tape import record_tape as record_tape

@@ -1,0 +1,356 @@
+"""Steps and seconds until |grad f|^2 has fallen to a share of its value at the start: what graphs and algorithms are compared by.
+
+Without noise the errors in directions of curvature h fall by the spectral radius rho(lr h) of a linear recursion in a step.
+From a start that is equally far from the optimum in the directions of curvature mu, sqrt(mu L) and L, these have the shares
+w_h = h^2 / sum h^2 of |grad f|^2, so that
+
+    T = max_h log(share / w_h) / (2 log rho(lr h))
+
+at the lr with the smallest T. Directions of small curvature are slow, but have little of the gradient to lose. `RateCurve`
+computes rho, a function of lr times curvature, on the smallest matrix that has the same eigenvalues, fast enough to search for a
+graph. Seconds are steps times the seconds of a step (`perron.clock`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from math import exp, inf, isfinite, log, sqrt
+
+import numpy as np
+import torch
+from scipy.linalg import schur
+from torch import Tensor
+
+from perron.algorithms.base import Algorithm
+from perron.clock.clock import Clock
+from perron.clock.cycle import CycleTime
+from perron.errors import PerronError
+from perron.networks.facts import Network
+from perron.networks.mixing import Mixing
+from perron.theory.levels import Linearization, closed_loop, spectral_radius, stationary_level
+from perron.theory.matrix_node import dense
+from perron.theory.recursion import TOLERANCE, Recursion, as_network, recursion, single_threaded
+from perron.theory.stability import _mean_square_rate
+
+# Effective step times largest curvature, in the search for the best lr:
+LARGEST, SMALLEST, LEAST = 4.0, 2e-3, 1e-8  # where it begins and ends; where it ends if nothing larger is stable
+RATIO, WORSE = 1.5, 4  # of neighbouring values, and how often they may be worse than the best before the search stops
+GOLDEN, SECTIONS = (sqrt(5) - 1) / 2, 7  # golden sections between the neighbours of the best value: to about 2 %
+STABLE = 1 - 1e-12  # a larger spectral radius does not count as convergence
+COARSELY = 0.75  # of the logarithm of a rate that is good enough: with less, lr is not refined
+MODES_FROM = 24  # nodes; with fewer, taking a recursion apart costs more than it saves
+NULL = 1e-10  # singular values below this count as zero
+
+
+@dataclass(frozen=True)
+class StepsToAccuracy:
+    """How many steps an algorithm needs on a network.
+
+    Attributes:
+        steps: T.
+        lr: the step size with which it takes T steps.
+        rate: the factor by which errors shrink in a step, in the long run.
+        level: the stationary E |grad f(x-hat)|^2 at that lr; 0 without noise.
+    """
+
+    steps: float
+    lr: float
+    rate: float
+    level: float = 0.0
+
+
+@dataclass(frozen=True)
+class TimeToAccuracy:
+    """How many seconds an algorithm needs on a network of given links: ``cycle.seconds`` times ``found.steps``.
+
+    Attributes:
+        cycle: the seconds of a step, and what sets them.
+        found: the steps; None if no step size is stable.
+    """
+
+    cycle: CycleTime
+    found: StepsToAccuracy | None
+
+    @property
+    def seconds(self) -> float:
+        """Seconds in all; infinite if no step size is stable."""
+        return self.cycle.seconds * self.found.steps if self.found else inf
+
+
+class RateCurve:
+    """The factor by which errors shrink in a step, as a function of lr times curvature; what `perron.theory.rate` returns.
+
+    Eigenvalues are those of the recursion on its reachable states, without directions that neither the next state nor the next
+    gradients depend on: with Push-Pull, of 2 n rows instead of 3 n. Where A = B is normal (symmetric or circulant weights), the
+    recursion falls apart into one of a few rows for each eigenvalue of A.
+
+    Args:
+        linear: the recursion at lr = 1.
+        mixing: its network; if None, it is not taken apart.
+    """
+
+    def __init__(self, linear: Recursion, mixing: Mixing | None = None) -> None:
+        self.linear, self.period = linear, len(linear.stages)
+        self._known: dict[float, float] = {}
+        if not linear.stages[0].R.shape[0]:
+            raise PerronError("This algorithm asks for no gradients, so that it needs no steps to minimise.")
+        self._systems: list[list[list[Tensor]]] = []  # of each: its stages P, Q, R, T
+        if linear.fluctuations:
+            return
+        stages = [[getattr(stage, name) for name in "PQRT"] for stage in linear.stages]
+        modes = None if mixing is None or self.period > 1 or mixing.nodes < MODES_FROM else _modes(stages[0], mixing)
+        self._systems = [_reduced(stages, linear.free)] if modes is None else modes
+
+    def __call__(self, product: float) -> float:
+        """Return the rate at one value of lr times curvature."""
+        if product not in self._known:
+            self._known[product] = self._radius(product) ** (1 / self.period)
+        return self._known[product]
+
+    def _radius(self, product: float) -> float:
+        if self.linear.fluctuations:
+            steps, _ = closed_loop(self.linear, torch.tensor([product], dtype=torch.float64))
+            return _mean_square_rate(steps, self.linear.variance)
+        radius = 0.0
+        for stages in self._systems:
+            through: Tensor | None = None
+            for P, Q, R, T in stages:
+                gradients = product * R
+                if T.any():
+                    gradients = torch.linalg.solve(torch.eye(T.shape[-1], dtype=T.dtype) - product * T, gradients)
+                M = P + Q @ gradients
+                through = M if through is None else M @ through
+            if through is None or not bool(through.isfinite().all()):
+                return inf
+            radius = max(radius, spectral_radius(through))
+        return radius
+
+    def worst(self, lr: float, powers: Mapping[float, float], above: float = inf) -> float:
+        """Return the largest rate over curvatures, each to a power of at least 1 if it is below 1.
+
+        Once one of them is above a value, the others are not computed.
+        """
+        found = 0.0
+        for curvature in sorted(powers, reverse=True):
+            rate = self(lr * curvature)
+            found = max(found, rate ** powers[curvature] if rate < 1 else rate)
+            if found > above:
+                break
+        return found
+
+
+def _reduced(stages: list[list[Tensor]], free: Tensor) -> list[list[Tensor]]:
+    """Stages on the smallest space with the same eigenvalues other than 0, within that of the columns of ``free``."""
+    P, _, R, _ = stages[0]
+    _, sizes, rows = torch.linalg.svd(torch.cat([P @ free, R @ free]))
+    rank = int((sizes > NULL * max(1.0, float(sizes.max()))).sum()) if sizes.numel() else 0
+    basis = free @ rows[:rank].mH
+    stages = [list(stage) for stage in stages]
+    stages[0][0], stages[0][2] = stages[0][0] @ basis, stages[0][2] @ basis
+    stages[-1][0], stages[-1][1] = basis.mH @ stages[-1][0], basis.mH @ stages[-1][1]
+    return stages
+
+
+def _modes(stage: list[Tensor], mixing: Mixing) -> list[list[list[Tensor]]] | None:
+    """The systems of few rows into which a recursion falls apart where A = B is normal; None elsewhere."""
+    if not (mixing.has_pull and mixing.has_push) or mixing.varies:
+        return None
+    A, n = dense(mixing.pull), mixing.nodes
+    if not np.array_equal(A, dense(mixing.push)) or not np.allclose(A @ A.T, A.T @ A, atol=1e-12):
+        return None
+    vectors = torch.as_tensor(np.linalg.eigh(A)[1] if np.array_equal(A, A.T) else schur(A, output="complex")[1])
+    blocks = []
+    for matrix in stage:  # (fields n, fields n), of which each block of n x n is diagonal in the vectors
+        parts = matrix.reshape(matrix.shape[0] // n, n, matrix.shape[1] // n, n).transpose(1, 2).to(vectors.dtype)
+        parts = vectors.mH @ parts @ vectors
+        diagonal = parts.diagonal(dim1=-2, dim2=-1)
+        if parts.numel() and float((parts - torch.diag_embed(diagonal)).abs().max()) > 1e-9:
+            return None
+        blocks.append(diagonal.permute(2, 0, 1))  # (n, fields, fields)
+    P, Q = blocks[:2]
+    one = torch.eye(P.shape[-1], dtype=P.dtype)
+    sizes = torch.linalg.svdvals(torch.cat([P - one, Q], dim=-1))
+    whole = sizes[:, -1] > TOLERANCE * sizes[:, 0].clamp(min=1.0)
+    systems = [[[block[whole] for block in blocks]]] if bool(whole.any()) else []
+    for k in (
+        torch.nonzero(~whole).flatten().tolist()
+    ):  # modes with conserved quantities, usually that of the mean alone
+        free, mode = one, [block[k] for block in blocks]
+        while free.shape[1]:
+            changes = [free.mH @ mode[0] @ free - torch.eye(free.shape[1], dtype=P.dtype), free.mH @ mode[1]]
+            basis, size, _ = torch.linalg.svd(torch.cat(changes, dim=1))
+            rank = int((size > TOLERANCE * max(float(size[0]), 1.0)).sum())
+            if rank == free.shape[1]:
+                break
+            free = free @ basis[:, :rank]
+        systems.append(_reduced([mode], free))
+    return systems
+
+
+def curvatures_of(smoothness: float, condition: float) -> tuple[float, float, float]:
+    """Return mu, sqrt(mu L) and L of a condition number L / mu."""
+    if not (isfinite(smoothness) and smoothness > 0):
+        raise PerronError(f"smoothness, the largest curvature, is a positive number; got {smoothness}.")
+    if not (isfinite(condition) and condition >= 1):
+        raise PerronError(f"A condition number L / mu is at least 1; got condition={condition}.")
+    return smoothness / condition, smoothness / sqrt(condition), smoothness
+
+
+def _powers(curvatures: Sequence[float], share: float) -> dict[float, float]:
+    """For each curvature, log(share) / log(share / w): to this power, its rate is that of an error which falls from 1 to share.
+
+    It is infinite where the gradient is small enough from the start.
+    """
+    total = sum(curvature**2 for curvature in curvatures)
+    weights = {curvature: curvature**2 / total for curvature in curvatures}
+    return {h: log(share) / log(share / weight) if share < weight else inf for h, weight in weights.items()}
+
+
+@single_threaded()
+def steps_to_accuracy(
+    algorithm: Algorithm,
+    network: Network | Mixing,
+    target: float = 1e-8,
+    *,
+    condition: float = 50.0,
+    smoothness: float = 1.0,
+    noise_var: float = 0.0,
+    start: float = 1.0,
+    guess: float | None = None,
+    enough: float = inf,
+) -> StepsToAccuracy | None:
+    """Return the steps until |grad f|^2 is ``target`` times its value at the start, at the best lr; None if no lr is stable.
+
+    The start is equally far from the optimum in directions of the curvatures mu, sqrt(mu L) and L.
+
+    With noise, lr is at most the largest at which the exact stationary level (`perron.theory.stationary`: second moments) is
+    half of the goal, and the error of the start has to fall to the other half. For biased methods the steps are those until
+    their bias is reached, which is no accuracy at all: they are refused.
+
+    Args:
+        condition, smoothness: L / mu and L of the losses, which all nodes share; curvatures are mu, sqrt(mu L) and L.
+        noise_var: E |noise|^2 of one node's gradient, spread evenly over the three curvatures.
+        start: |grad f|^2 at the start, in whose units noise is.
+        guess: an lr that should be nearly best, such as that of a similar network: fewer values are tried.
+        enough: more steps than that need not be known exactly, and are found faster: they may be up to a quarter too many.
+
+    Example:
+        >>> import perron
+        >>> ring = perron.Mixing.metropolis(perron.topologies.ring(8).symmetric())
+        >>> found = steps_to_accuracy(perron.ALGORITHMS["exact_diffusion"], ring, 1e-8, condition=50)
+        >>> round(found.steps), round(found.lr, 2)
+        (154, 1.71)
+    """
+    if not 0 < target < 1:
+        raise PerronError(f"A target is the share of |grad f|^2 that may remain, between 0 and 1; got {target}.")
+    if not (noise_var >= 0 and isfinite(noise_var) and isfinite(start) and start > 0):
+        raise PerronError(f"noise_var must not be negative and start be positive; got {noise_var} and {start}.")
+    network, algorithm = as_network(network), algorithm.reliable
+    if not algorithm.about.exact:
+        raise PerronError(f"{algorithm.about.title} is biased where nodes' data differ: it reaches no given accuracy.")
+    curvatures = curvatures_of(smoothness, condition)
+    linear = recursion(algorithm, network)
+    curve, unit = RateCurve(linear, network.mixing), 1 / (smoothness * algorithm.effective_step(network))
+    share, most = target, inf
+    if noise_var:
+        share, most = target / 2, _noise_cap(linear, curvatures, noise_var, target * start / 2, unit)
+    lr, decay = _best(curve, _powers(curvatures, share), unit, guess, most, exp(log(share) / (2 * enough)))
+    rate = curve.worst(lr, dict.fromkeys(curvatures, 1.0)) if lr else inf
+    if not rate < STABLE:
+        return None
+    level = _level(linear, curvatures, noise_var, lr) if noise_var else 0.0
+    return StepsToAccuracy(max(1.0, log(share) / (2 * log(max(decay, 1e-300)))), lr, rate, level)
+
+
+def time_to_accuracy(
+    algorithm: Algorithm,
+    mixing: Mixing,
+    clock: Clock,
+    target: float = 1e-8,
+    *,
+    condition: float = 50.0,
+    smoothness: float = 1.0,
+    noise_var: float = 0.0,
+    start: float = 1.0,
+    dim: int | None = None,
+) -> TimeToAccuracy:
+    """Return the seconds until |grad f|^2 is ``target`` times its value at the start: steps times seconds of a step.
+
+    Arguments are those of `steps_to_accuracy`; ``dim`` is the length of the model, where the clock has no ``size``.
+    """
+    cycle = clock.cycle_time(algorithm, mixing, dim=dim)
+    found = steps_to_accuracy(
+        algorithm, mixing, target, condition=condition, smoothness=smoothness, noise_var=noise_var, start=start
+    )
+    return TimeToAccuracy(cycle, found)
+
+
+def _best(
+    curve: RateCurve, powers: Mapping[float, float], unit: float, guess: float | None, most: float, enough: float
+) -> tuple[float, float]:
+    """The lr with the smallest `RateCurve.worst`, up to ``most``, and that value; coarsely, if it is far above ``enough``."""
+    best, least, worse = 0.0, inf, 0
+
+    def tried(lr: float) -> float:
+        nonlocal best, least
+        rate = curve.worst(lr, powers, least)
+        if rate < least:
+            best, least = lr, rate
+        return rate
+
+    lr = min(most, LARGEST * unit if guess is None else guess * RATIO**2)
+    while lr > (SMALLEST if least < STABLE else LEAST) * unit:
+        worse = 0 if tried(lr) <= least else worse + 1
+        if least < STABLE and worse >= (WORSE if guess is None else 2):
+            break
+        lr /= RATIO
+    if guess is not None and best == min(most, guess * RATIO**2) < most:
+        return _best(curve, powers, unit, None, most, enough)  # the best may be far from the guess
+    if not least < STABLE or log(max(least, 1e-300)) > COARSELY * log(enough):
+        return best, least
+    low, high = best / RATIO, min(best * RATIO, most)
+    left, right = (low * (high / low) ** share for share in (1 - GOLDEN, GOLDEN))
+    at_left, at_right = tried(left), tried(right)
+    for _ in range(SECTIONS):
+        if at_left <= at_right:
+            high, right, at_right = right, left, at_left
+            left = low * (high / low) ** (1 - GOLDEN)
+            at_left = tried(left)
+        else:
+            low, left, at_left = left, right, at_right
+            right = low * (high / low) ** GOLDEN
+            at_right = tried(right)
+    return best, least
+
+
+def _level(linear: Recursion, curvatures: Sequence[float], noise_var: float, lr: float) -> float:
+    """The stationary E |grad f(x-hat)|^2, for the same noise at all nodes; infinite where the recursion is unstable."""
+    spread = torch.full((linear.nodes, len(curvatures)), noise_var / len(curvatures), dtype=torch.float64)
+    local = Linearization(torch.tensor(curvatures, dtype=torch.float64), torch.zeros_like(spread), spread)
+    try:
+        return stationary_level(linear, local, lr).grad_norm_sq
+    except PerronError:
+        return inf
+
+
+def _noise_cap(linear: Recursion, curvatures: Sequence[float], noise_var: float, goal: float, unit: float) -> float:
+    """The largest lr whose stationary level is at most ``goal``, to 1 %; the level of small steps is proportional to lr."""
+
+    def good(lr: float) -> bool:
+        return _level(linear, curvatures, noise_var, lr) <= goal
+
+    return _last(good, 0.1 * unit, LARGEST * unit)
+
+
+def _last(good: Callable[[float], bool], first: float, most: float) -> float:
+    """The largest value for which a predicate holds that holds for small values, to 1 %."""
+    low = high = first
+    while good(high) and high < most:
+        low, high = high, high * 4
+    while not good(low) and low > 1e-15 * first:
+        low, high = low / 4, low
+    while high / low > 1.01:
+        middle = sqrt(low * high)
+        low, high = (middle, high) if good(middle) else (low, middle)
+    return low
