@@ -178,7 +178,7 @@ def test_a_damaged_record_of_runs(tmp_path):
         assert one.save() == 1
         record = tmp_path / "node-0.runs.json"
         fields = json.loads(record.read_text())
-        assert fields["last"] == [one.optimizer.run_id, 1]
+        assert fields["last"] == [one.optimizer.run_id, 1, 0]  # no gradient of a round that is not complete
         record.write_text(json.dumps(fields | {"format": 2}))
         with pytest.raises(FileError, match=r"Node 0: .*node-0\.runs\.json is not of format 1"):
             kinds.Training(tmp_path).load()
