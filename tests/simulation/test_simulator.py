@@ -1,10 +1,14 @@
 """The simulator: random numbers, nodes and their wrappers, metrics, histories."""
 
+import gc
+import weakref
+
 import numpy as np
 import pytest
 import torch
 from scipy import stats
 
+import perron
 from perron import (
     ADDOPT,
     DSGD,
@@ -418,3 +422,22 @@ def test_minibatches_of_a_local_loss_are_unbiased_and_reproducible():
                 lambda: LocalLoss(squares, [features, targets], dim=3, batch=0)):  # fmt: skip
         with pytest.raises(ValueError, match="needs"):
             bad()
+
+
+@pytest.mark.parametrize("options", [{}, {"wire": "int8"}, {"loss": 0.2, "delay": 2}, {"rounds": 2}], ids=str)
+def test_old_states_are_freed_at_once(options):
+    """No reference cycle keeps the vectors of past steps until Python's garbage collector runs."""
+    algorithm = perron.RobustPushPull() if "loss" in options else perron.PushPull(move=perron.AdamW())
+    run = perron.Simulation(
+        problem=perron.problems.Quadratic.random(8, 300, seed=1), algorithm=algorithm, lr=0.01, **options,
+        mixing=perron.Mixing.uniform(perron.topologies.exponential(8)),
+    )  # fmt: skip
+    past = []
+    gc.collect()
+    gc.disable()
+    try:
+        for now in run.iterates(12):
+            past.append(weakref.ref(now.state.x))
+        assert sum(one() is not None for one in past) <= 3
+    finally:
+        gc.enable()

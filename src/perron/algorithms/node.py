@@ -57,6 +57,7 @@ class Later(Handle):
     def wait(self) -> Tensor:
         if self._result is None:
             self._result = self._compute()
+            del self._compute  # it may refer to the state before the step
         return self._result
 
 

@@ -186,7 +186,11 @@ class _QuantizingNode(Wrapper):
 
     def memory(self) -> dict[str, Tensor]:
         """Return the memory after the step."""
-        for handle in self._handles:
+        handles, self._handles = (
+            self._handles,
+            [],
+        )  # they refer to this node: without cycles, old states are freed at once
+        for handle in handles:
             handle.wait()
         return self._memory
 
