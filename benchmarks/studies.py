@@ -34,6 +34,7 @@ FIGURES = {  # the studies that show them
     "Beyond the paper: single samples without a floor": ["variance-reduction"],
     "Beyond the paper: published comparisons, repeated": ["exact-methods", "loss-against-bytes"],
     "Beyond the paper: seconds on machines that are far apart": ["seconds"],
+    "Beyond the paper: a hundred times fewer bytes": ["fewer-bytes", "fewer-bytes-gpt"],
     "Beyond the paper: momentum, AdamW, and a GPT": ["momentum-speedup", "adamw-speedup", "gpt"],
 }
 APART = ("demo", "cifar10-resnet18")  # a part of another, and one that takes days without a GPU
