@@ -14,6 +14,7 @@ from perron.advise.seconds import shown_timings
 from perron.algorithms.codecs import CODECS
 from perron.cli.main import app
 from perron.clock import Clock, Machines, presets
+from perron.clock import clock as clocks
 from perron.clock.candidates import candidates, exists, of_nodes, tour
 from perron.errors import PerronError
 from perron.networks import topologies
@@ -133,6 +134,27 @@ def test_with_noise_more_steps_are_needed():
     noisy = advise(SEVEN, needs, clock=clock, target=1e-3, noisy=True, other_graphs=False).times
     steps = {(one.algorithm, one.graph): one.steps for one in clean}
     assert all(one.steps > 1.5 * steps[one.algorithm, one.graph] for one in noisy)
+
+
+def test_with_random_compute_times_few_candidates_are_simulated(monkeypatch):
+    """A candidate that is too slow with mean times is slower with random ones."""
+    calls = []
+    simulated = clocks.simulated_cycle_time
+    monkeypatch.setattr(clocks, "simulated_cycle_time", lambda *given: calls.append(given) or simulated(*given))
+    clock = Clock(machines(1.0), compute="lognormal(0.02, 0.5)", size=5e6)
+    steps = []
+    advice = advise(SEVEN, clock=clock, progress=lambda step, _: steps.append(step))
+    assert len(calls) - len(advice.gradients) < 0.7 * steps[-1]  # the number of candidates
+    fixed = advise(SEVEN, clock=clock.changed(compute=0.02), algorithms=["push_pull_atc"])
+    means = {(one.algorithm, one.graph): one for one in fixed.times}
+    for one in shown_timings(advice.times):
+        assert one.standard_error < 0.01 * one.step_seconds
+        assert one.critical
+        if (one.algorithm, one.graph) in means:
+            assert one.step_seconds > means[one.algorithm, one.graph].step_seconds - 4 * one.standard_error
+    given = next(one for one in advice.times if (one.algorithm, one.graph) == ("push_pull_atc", "given"))
+    cycle = clock.cycle_time(ALGORITHMS["push_pull_atc"], SEVEN)
+    assert (given.step_seconds, given.standard_error) == (cycle.seconds, cycle.standard_error)
 
 
 def test_words_say_why_and_the_table_has_the_best_graph_of_each_algorithm():

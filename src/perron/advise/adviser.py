@@ -25,6 +25,7 @@ from perron.algorithms.node import Side
 from perron.algorithms.requirements import check_matrices, is_tree_pair
 from perron.clock.clock import Clock
 from perron.errors import MixingError, PerronError
+from perron.monitor.progress import OnProgress
 from perron.networks.facts import Network
 from perron.networks.mixing import Mixing
 from perron.networks.spectral import decay_rate, describe
@@ -58,6 +59,7 @@ def advise(
     condition: float = 50.0,
     noisy: bool = False,
     other_graphs: bool = True,
+    progress: bool | OnProgress | None = False,
 ) -> Advice:
     """Advise on a network.
 
@@ -71,6 +73,7 @@ def advise(
         clock: links and machines; with it, algorithms are also compared in seconds (`Advice.times`).
         target, condition, noisy: what seconds are counted to, see `Goal`.
         other_graphs: whether seconds are also compared on other graphs of the clock's links than the given one.
+        progress: whether to show a bar while seconds are compared, None for on a terminal; or a function, see `perron.simulate`.
 
     Example:
         >>> import perron
@@ -92,7 +95,7 @@ def advise(
     times: tuple[Timing, ...] = ()
     gradients: tuple[GradientCost, ...] = ()
     if clock is not None and goal is not None:
-        times = compare(mixing, needs, clock, goal, algorithms=algorithms, other_graphs=other_graphs)
+        times = compare(mixing, needs, clock, goal, algorithms=algorithms, other_graphs=other_graphs, progress=progress)
         gradients = costs_of_a_gradient(mixing, needs, clock)
     exact = mixing.nodes <= (EXACT_UP_TO if clock is None else EXACT_WITH_CLOCK)
     assessments = tuple(_assess(name, mixing, needs, exact=exact) for name in names)

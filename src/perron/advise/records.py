@@ -149,7 +149,9 @@ class Timing:
         step_seconds: of one step, in the long run.
         steps: to the goal, at the best lr; infinite if no lr is stable, or not known.
         lr: that step size.
-        critical: what sets the seconds of a step, in words; empty if it was not computed.
+        standard_error: of the seconds of a step, where compute times are random, so that steps are simulated; None elsewhere.
+        critical: what sets the seconds of a step (if compute times are random: that with their means), in words; empty if it was
+            not computed.
         links: the links of the critical cycle, as (source, target).
         remark: why there are no steps.
     """
@@ -162,6 +164,7 @@ class Timing:
     step_seconds: float
     steps: float
     lr: float | None = None
+    standard_error: float | None = None
     critical: str = ""
     links: tuple[tuple[int, int], ...] = ()
     remark: str = ""

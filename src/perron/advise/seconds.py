@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from math import inf, isfinite
 
@@ -20,6 +21,7 @@ from perron.algorithms.codecs import wire_sizes
 from perron.clock.candidates import Candidate, candidates, exists, of_nodes, tour
 from perron.clock.clock import Clock
 from perron.errors import PerronError
+from perron.monitor.progress import Bar, OnProgress
 from perron.networks import topologies
 from perron.networks.facts import Network
 from perron.networks.graph import Graph
@@ -56,6 +58,7 @@ def compare(
     *,
     algorithms: Sequence[str] | None = None,
     other_graphs: bool = True,
+    progress: bool | OnProgress | None = False,
 ) -> tuple[Timing, ...]:
     """Return the seconds of algorithms on the given network, on other graphs of the same links, and of centralized methods."""
     machines = of_nodes(clock.record, mixing.nodes)
@@ -67,11 +70,16 @@ def compare(
     if other_graphs and n > 1:
         for one in candidates(machines, _size(clock, needs), order=order):
             entries += _on_candidate(names, one)
-    timings = [
-        timing for name in names for timing in _timed([e for e in entries if e.name == name], clock, needs, goal)
-    ]
-    if n > 1:
-        timings += _centralized(mixing, whole, needs, goal, order)
+    timings: list[Timing] = []
+    with Bar(len(entries) + 1, progress, "comparing algorithms and graphs") as bar:
+        done = 0
+        for name in names:
+            same = [e for e in entries if e.name == name]
+            timings += _timed(same, clock, needs, goal, bar, done)
+            done += len(same)
+            bar.update(done)
+        if n > 1:
+            timings += _centralized(mixing, whole, needs, goal, order)
     label = machines.label
     shown = {id(one) for one in shown_timings(timings)}
     networks = {(e.name, e.graph): e.mixing for e in entries}
@@ -198,12 +206,16 @@ def _usable(algorithm: Algorithm, network: Network) -> bool:
     return True
 
 
-def _timed(entries: list[_Entry], clock: Clock, needs: Needs, goal: Goal) -> list[Timing]:
-    """The seconds of one algorithm on several graphs; steps only where they can still decide, the shortest step first."""
-    known = []
+def _timed(entries: list[_Entry], clock: Clock, needs: Needs, goal: Goal, bar: Bar, done: int) -> list[Timing]:
+    """The seconds of one algorithm on several graphs; steps only where they can still decide, the shortest step first.
+
+    With random compute times a step takes at least the seconds that it takes with their means, and is simulated only where that
+    can still decide.
+    """
+    known, least_clock = [], clock.changed(compute=clock.times.averaged)
     for entry in entries:
         try:
-            cycle = clock.cycle_time(
+            cycle = least_clock.cycle_time(
                 ALGORITHMS[entry.name], entry.mixing, dim=needs.dim, number=needs.number, trace=False
             )
         except PerronError:
@@ -216,13 +228,20 @@ def _timed(entries: list[_Entry], clock: Clock, needs: Needs, goal: Goal) -> lis
         everyone = Network(Mixing.uniform(topologies.complete(known[0][1].mixing.nodes)))
         complete = _steps(ALGORITHMS[known[0][1].name], everyone, needs, goal)
     least = FEWEST * complete.steps if complete else 1.0
-    best, timings = inf, []
-    for seconds, entry in sorted(known, key=lambda one: one[0]):
+    best, shortest, timings = inf, inf, list[Timing]()
+    for number, (seconds, entry) in enumerate(sorted(known, key=lambda one: one[0])):
+        bar.update(done + number)
         if not entry.given and seconds * least >= best:
             continue
         found = _steps(ALGORITHMS[entry.name], entry.network, needs, goal, inf if entry.given else best / seconds)
-        timings.append(_timing(entry, seconds, found))
-        best = min(best, timings[-1].seconds)
+        one = _timing(entry, seconds, found)
+        if clock.random:
+            if not entry.given and (one.seconds >= best if found else seconds >= shortest):
+                continue
+            cycle = clock.cycle_time(ALGORITHMS[entry.name], entry.mixing, dim=needs.dim, number=needs.number)
+            one = replace(one, step_seconds=cycle.seconds, standard_error=cycle.standard_error)
+        timings.append(one)
+        best, shortest = min(best, one.seconds), min(shortest, one.step_seconds)
     return timings
 
 
@@ -255,6 +274,7 @@ def _edges(graph: Graph) -> bytes:
 
 
 def _traced(one: Timing, mixing: Mixing, clock: Clock, needs: Needs, label: Callable[[int], str]) -> Timing:
+    clock = clock.changed(compute=clock.times.averaged)
     cycle = clock.cycle_time(ALGORITHMS[one.algorithm], mixing, dim=needs.dim, number=needs.number)
     return replace(one, critical=cycle.describe(label), links=cycle.links)
 
@@ -269,19 +289,28 @@ def _centralized(mixing: Mixing, clock: Clock, needs: Needs, goal: Goal, order: 
         "all-reduce, ring reversed": clock.changed(average="ring", order=order[::-1]),
         "parameter server": clock.changed(average="server"),
     }
-    timings = {}
+    cycles = {}
     for name, one in kinds.items():
-        try:
-            seconds = one.cycle_time(algorithm, mixing, dim=needs.dim, number=needs.number, trace=False).seconds
-        except PerronError:  # without the links that it needs
-            continue
+        with suppress(PerronError):  # without the links that it needs
+            at_means = one.changed(compute=one.times.averaged)
+            cycles[name] = at_means.cycle_time(algorithm, mixing, dim=needs.dim, number=needs.number, trace=False)
+    backward, forward = (cycles.pop(name, None) for name in ("all-reduce, ring reversed", "all-reduce, ring"))
+    if backward is not None and (forward is None or backward.seconds < forward.seconds):
+        forward, kinds["all-reduce, ring"] = (
+            backward,
+            kinds["all-reduce, ring reversed"],
+        )  # gloo sends backwards along an order
+    if forward is not None:
+        cycles["all-reduce, ring"] = forward
+    timings = []
+    for name, at_mean in cycles.items():
+        cycle = at_mean
+        if clock.random:
+            cycle = kinds[name].cycle_time(algorithm, mixing, dim=needs.dim, number=needs.number)
         plain = name in ("all-reduce, ring by number", "parameter server")
-        timings[name] = Timing(
-            algorithm="centralized", graph=name, plain=plain, step_seconds=seconds, steps=found.steps if found else inf,
+        timings.append(Timing(
+            algorithm="centralized", graph=name, plain=plain, step_seconds=cycle.seconds, steps=found.steps if found else inf,
             lr=found.lr if found else None, critical="all nodes wait for the average",
-        )  # fmt: skip
-    backward = timings.pop("all-reduce, ring reversed", None)
-    forward = timings.get("all-reduce, ring")
-    if backward is not None and (forward is None or backward.step_seconds < forward.step_seconds):
-        timings["all-reduce, ring"] = replace(backward, graph="all-reduce, ring")  # gloo sends backwards along an order
-    return list(timings.values())
+            standard_error=cycle.standard_error if clock.random else None,
+        ))  # fmt: skip
+    return timings

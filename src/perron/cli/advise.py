@@ -157,6 +157,7 @@ def advise(
             condition=50.0 if condition is None else condition,
             noisy=noise is not None and noise > 0,
             other_graphs=not only_given,
+            progress=None,
         )
     if as_json:
         write_json(advice.to_dict() | {"notes": notes})
@@ -235,20 +236,28 @@ def _print_seconds(times: Sequence[Timing], goal: Goal, screen: Any) -> None:
     for name in ("ms/step", "steps", "seconds", "lr"):
         table.add_column(name, justify="right")
     table.add_column("critical", max_width=60)
-    for number, one in enumerate(shown_timings(times)):
+    shown = shown_timings(times)
+    for number, one in enumerate(shown):
         known = isfinite(one.seconds)
+        error = one.standard_error or 0.0
+        spread = f" ± {1e3 * error:.1g}" if error > 1e-4 * one.step_seconds else ""
         cells = [
-            one.algorithm, one.graph, f"{one.step_seconds * 1e3:.4g}", f"{one.steps:,.0f}" if known else "-",
+            one.algorithm, one.graph, f"{one.step_seconds * 1e3:.4g}{spread}", f"{one.steps:,.0f}" if known else "-",
             f"{one.seconds:.3g}" if known else "-", "-" if one.lr is None else f"{one.lr:.3g}",
             one.critical or one.remark,
         ]  # fmt: skip
         table.add_row(*(Text(cell, style="bold" if number == 0 and known else "") for cell in cells))
     screen.print(table)
-    screen.print(
-        "The best graph of each algorithm, and the given network; ms/step: in the long run, set by the critical cycle;\n"
-        "steps: at the best lr, by theory; one of local_push_pull has 4 gradients. lr is in units of 1/L if L was not given.\n",
-        highlight=False,
-    )
+    lines = [
+        "The best graph of each algorithm, and the given network; ms/step: in the long run, set by the critical cycle;",
+        "steps: at the best lr, by theory; one of local_push_pull has 4 gradients. lr is in units of 1/L if L was not given.",
+    ]
+    if any(one.standard_error is not None for one in shown):
+        lines += [
+            "Compute times are random: ms/step are simulated, with standard errors above 0.01 %. Which cycle is critical is not",
+            "known; the column shows that with the mean times.",
+        ]
+    screen.print("\n".join(lines) + "\n", highlight=False)
 
 
 def _print_gradients(costs: Sequence[GradientCost], screen: Any) -> None:

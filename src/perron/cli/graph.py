@@ -113,7 +113,9 @@ def graph(
     if clock is not None:
         with waiting("computing the time of a step"):
             steps = _times_of_steps(clock, mixing)
-        notes += [f"{name}: {one['ms']:.4g} ms per step, set by {one['critical']}" for name, one in steps.items()]
+        for name, one in steps.items():
+            link = ", set by " if one["known"] else "; "
+            notes.append(f"{name}: {one['ms']:.4g} ms per step{link}{one['critical']}")
     if as_json:
         edges = max(side.edges for side in (metrics.pull, metrics.push) if side)
         times = {"steps": steps} if clock is not None else {}
@@ -134,7 +136,7 @@ def _times_of_steps(clock: Clock, mixing: Mixing) -> dict[str, dict[str, Any]]:
         cycle = clock.cycle_time(ALGORITHMS[name], mixing)
         found[name] = {
             "ms": cycle.seconds * 1e3, "critical": cycle.describe(clock.record.label), "links": cycle.links,
-            "exact": cycle.exact,
+            "exact": cycle.exact, "known": bool(cycle.critical),
         }  # fmt: skip
     return found
 
