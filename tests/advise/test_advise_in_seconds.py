@@ -20,6 +20,7 @@ from perron.errors import PerronError
 from perron.networks import topologies
 from perron.theory import steps_to_accuracy
 
+GAIA = ["--links", "gaia", "--size", "5.62e6"]
 SEVEN = Mixing.uniform(topologies.exponential(7))
 
 
@@ -157,6 +158,12 @@ def test_with_random_compute_times_few_candidates_are_simulated(monkeypatch):
     assert (given.step_seconds, given.standard_error) == (cycle.seconds, cycle.standard_error)
 
 
+def test_a_target_below_the_noise_floor_has_no_seconds():
+    advice = advise(SEVEN, clock=Clock(machines(1.0), size=5e6), target=1e-13, noisy=True, algorithms=["push_pull"])
+    assert all(one.seconds == inf for one in advice.times)
+    assert "below the floor of every lr" in advice.words[0]
+
+
 def test_words_say_why_and_the_table_has_the_best_graph_of_each_algorithm():
     advice = timed(1.0, algorithms=EACH_STEP)
     fastest = advice.times[0]
@@ -229,6 +236,11 @@ def test_the_graph_command_names_the_critical_cycle():
         (["advise", "ring", "--links", "nowhere.csv", "--size", "5"], "nowhere.csv"),
         (["advise", "ring", "--nodes", "5", "--links", "gaia", "--size", "5"], "they must be equal"),
         (["graph", "ring", "--compute", "5"], "on which links"),
+        *(
+            (["advise", "ring", *GAIA, "--target", given], "between 0 and 1")
+            for given in ("0", "-1", "1", "nan", "inf")
+        ),
+        (["advise", "ring", *GAIA, "--target", "1e-300"], "Double precision resolves"),
     ],
 )
 def test_what_is_refused(words, message):

@@ -135,6 +135,13 @@ def test_what_cannot_be_searched():
         fastest_graph(Clock(size=1))
     with pytest.raises(PerronError, match="2 to 120 nodes"):
         fastest_graph(Clock(size=1), 500)
+    for target in (0.0, -1.0, 1.0, float("nan")):
+        with pytest.raises(PerronError, match="between 0 and 1"):
+            fastest_graph(clock(1.0), target=target)
+    with pytest.raises(PerronError, match="Double precision resolves"):
+        fastest_graph(clock(1.0), target=1e-300)
+    with pytest.raises(PerronError, match="below the floor of every lr"):
+        fastest_graph(clock(1.0), target=1e-13, noise_var=1.0, tries=2)
     with pytest.raises(PerronError, match="exact methods"):
         fastest_graph(clock(1.0), algorithms=["dsgd"])
     with pytest.raises(PerronError, match="does not belong"):

@@ -12,6 +12,7 @@ from perron.algorithms.node import Side
 from perron.errors import PerronError
 from perron.networks.spectral import NetworkMetrics
 from perron.theory import StableRange
+from perron.theory.time_to_accuracy import check_target, curvatures_of
 
 BETTER = 0.8  # another algorithm is preferred to Push-Pull if its error is less than this times that of Push-Pull
 
@@ -134,6 +135,10 @@ class Goal:
     target: float = 1e-8
     condition: float = 50.0
     noisy: bool = False
+
+    def __post_init__(self) -> None:
+        check_target(self.target)
+        curvatures_of(1.0, self.condition)
 
 
 @dataclass(frozen=True, kw_only=True)

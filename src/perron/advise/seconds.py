@@ -30,6 +30,7 @@ from perron.theory.time_to_accuracy import StepsToAccuracy, steps_to_accuracy
 
 TIMED = ("push_pull", "push_pull_pu", "push_pull_atc", "local_push_pull", "exact_diffusion", "extra")
 STEPS_UP_TO = 200  # nodes; beyond, theory takes minutes, and seconds per step are all that is said
+BIASED, LARGE = "biased: reaches no given accuracy", "steps are not predicted for so many nodes"
 FEWEST = (
     0.8  # no candidate takes fewer than this share of the steps on the complete graph: slow ones need no further look
 )
@@ -117,6 +118,13 @@ def words_in_seconds(
 ) -> list[str]:
     """Return the comparison in sentences."""
     known = [one for one in timings if isfinite(one.seconds)]
+    if not known and any(one.remark == LARGE for one in timings):
+        return [f"Steps are predicted for up to {STEPS_UP_TO} nodes; the table has seconds per step only."]
+    if not known and goal.noisy:
+        return [
+            f"No algorithm considered reaches {goal.target:g} of |grad f|^2 at the start: with this noise the target is below the "
+            "floor of every lr above 1e-8 / L. Take a larger target; the table has seconds per step only."
+        ]
     if not known:
         return [
             "No algorithm considered has a stable step on these links' graphs; the table has seconds per step only."
@@ -262,10 +270,11 @@ def _steps(
 def _timing(entry: _Entry, seconds: float, found: StepsToAccuracy | None) -> Timing:
     graphs = [entry.mixing.pull_graph] * entry.mixing.has_pull + [entry.mixing.push_graph] * entry.mixing.has_push
     directed = entry.mixing.varies or not all(graph.is_symmetric for graph in graphs) or len({*map(_edges, graphs)}) > 1
+    large = entry.mixing.nodes > STEPS_UP_TO
     return Timing(
         algorithm=entry.name, graph=entry.graph, given=entry.given, plain=entry.plain, directed=directed, step_seconds=seconds,
         steps=found.steps if found else inf, lr=found.lr if found else None,
-        remark="" if found or ALGORITHMS[entry.name].about.exact else "biased: reaches no given accuracy",
+        remark="" if found else BIASED if not ALGORITHMS[entry.name].about.exact else LARGE if large else "",
     )  # fmt: skip
 
 

@@ -30,7 +30,7 @@ from perron.monitor.progress import Bar, OnProgress
 from perron.networks.graph import Graph
 from perron.networks.mixing import Mixing
 from perron.theory.recursion import single_threaded
-from perron.theory.time_to_accuracy import curvatures_of, steps_to_accuracy
+from perron.theory.time_to_accuracy import check_target, curvatures_of, steps_to_accuracy
 
 DIRECTED, UNDIRECTED = ("push_pull", "push_pull_pu", "push_pull_atc"), ("exact_diffusion", "extra")
 LARGEST = 120  # nodes: theory is dense, and a search evaluates hundreds of networks
@@ -83,6 +83,7 @@ def fastest_graph(
         ('exact_diffusion', False)
     """
     names = _names(kind, algorithms)
+    check_target(target)
     check_whole("tries", tries, low=1)
     rng_seed = check_whole("The seed of a search", seed)
     if clock.size is None:
@@ -112,6 +113,11 @@ def fastest_graph(
             interrupted = True
     seen = [one for search in searches for one in search.seen]
     best = min(seen, key=lambda one: one.seconds, default=None)
+    if best is not None and best.seconds == inf and noise_var:
+        raise PerronError(
+            f"With noise_var={noise_var:g}, target={target:g} is below the floor of every lr above 1e-8 / L on all graphs tried; "
+            "take a larger target."
+        )
     if best is None or best.seconds == inf:
         raise PerronError("No graph was found on which one of the algorithms has a stable step; allow more algorithms.")
     designed = None

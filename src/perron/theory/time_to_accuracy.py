@@ -40,6 +40,7 @@ GOLDEN, SECTIONS = (sqrt(5) - 1) / 2, 7  # golden sections between the neighbour
 STABLE = 1 - 1e-12  # a larger spectral radius does not count as convergence
 COARSELY = 0.75  # of the logarithm of a rate that is good enough: with less, lr is not refined
 MODES_FROM = 24  # nodes; with fewer, taking a recursion apart costs more than it saves
+LEAST_TARGET = 1e-28  # of |grad f|^2: below, double precision does not resolve the gradient
 NULL = 1e-10  # singular values below this count as zero
 
 
@@ -197,6 +198,19 @@ def curvatures_of(smoothness: float, condition: float) -> tuple[float, float, fl
     return smoothness / condition, smoothness / sqrt(condition), smoothness
 
 
+def check_target(target: float) -> float:
+    """Return a target if it is one that can be reached."""
+    if not 0 < target < 1:
+        raise PerronError(
+            f"A target is the share of |grad f|^2 at the start that may remain, between 0 and 1, as 1e-8; got {target}."
+        )
+    if target < LEAST_TARGET:
+        raise PerronError(
+            f"Double precision resolves |grad f|^2 down to about {LEAST_TARGET:g} of its value at the start; got target={target}."
+        )
+    return target
+
+
 def _powers(curvatures: Sequence[float], share: float) -> dict[float, float]:
     """For each curvature, log(share) / log(share / w): to this power, its rate is that of an error which falls from 1 to share.
 
@@ -220,7 +234,8 @@ def steps_to_accuracy(
     guess: float | None = None,
     enough: float = inf,
 ) -> StepsToAccuracy | None:
-    """Return the steps until |grad f|^2 is ``target`` times its value at the start, at the best lr; None if no lr is stable.
+    """Return the steps until |grad f|^2 is ``target`` times its value at the start, at the best lr; None if no lr is stable, or
+    none above 1e-8 / L keeps the noise below the target.
 
     The start is equally far from the optimum in directions of the curvatures mu, sqrt(mu L) and L.
 
@@ -242,8 +257,7 @@ def steps_to_accuracy(
         >>> round(found.steps), round(found.lr, 2)
         (154, 1.71)
     """
-    if not 0 < target < 1:
-        raise PerronError(f"A target is the share of |grad f|^2 that may remain, between 0 and 1; got {target}.")
+    check_target(target)
     if not (noise_var >= 0 and isfinite(noise_var) and isfinite(start) and start > 0):
         raise PerronError(f"noise_var must not be negative and start be positive; got {noise_var} and {start}.")
     network, algorithm = as_network(network), algorithm.reliable
