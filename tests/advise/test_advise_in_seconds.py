@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from inspect import signature
 from math import inf
 
 import numpy as np
@@ -9,16 +10,17 @@ import pytest
 from typer.testing import CliRunner
 
 from perron import ALGORITHMS, Mixing
-from perron.advise import Needs, advise
+from perron.advise import Goal, Needs, advise
 from perron.advise.seconds import shown_timings
 from perron.algorithms.codecs import CODECS
 from perron.cli.main import app
 from perron.clock import Clock, Machines, presets
 from perron.clock import clock as clocks
 from perron.clock.candidates import candidates, exists, of_nodes, tour
+from perron.design import fastest_graph
 from perron.errors import PerronError
 from perron.networks import topologies
-from perron.theory import steps_to_accuracy
+from perron.theory import steps_to_accuracy, time_to_accuracy
 
 GAIA = ["--links", "gaia", "--size", "5.62e6"]
 SEVEN = Mixing.uniform(topologies.exponential(7))
@@ -162,6 +164,21 @@ def test_a_target_below_the_noise_floor_has_no_seconds():
     advice = advise(SEVEN, clock=Clock(machines(1.0), size=5e6), target=1e-13, noisy=True, algorithms=["push_pull"])
     assert all(one.seconds == inf for one in advice.times)
     assert "below the floor of every lr" in advice.words[0]
+
+
+def test_defaults_are_the_same_everywhere():
+    functions = (advise, fastest_graph, steps_to_accuracy, time_to_accuracy)
+    defaults = [{name: one.default for name, one in signature(function).parameters.items()} for function in functions]
+    assert {(found["target"], found["condition"]) for found in defaults} == {(None, 50.0)}
+    assert (Goal(noisy=False).target, Goal(noisy=True).target, Goal().condition) == (1e-8, 1e-4, 50.0)
+    noise = steps_to_accuracy(ALGORITHMS["push_pull"], SEVEN, noise_var=1.0)
+    assert noise == steps_to_accuracy(ALGORITHMS["push_pull"], SEVEN, 1e-4, noise_var=1.0)
+    words = ["--goal", "time", *GAIA, "--tries", "1", "--algorithm", "push_pull_pu", "--json"]
+    for more, expected in (([], (1e-8, 0.0)), (["--noise", "0.5"], (1e-4, 0.25))):
+        goal = json.loads(CliRunner().invoke(app, ["design", *words, *more]).stdout)["goal"]
+        assert (goal["target"], goal["noise_var"], goal["condition"]) == (*expected, 50.0)
+    output = CliRunner().invoke(app, ["advise", "ring", *GAIA, "--only-given", "--noise", "0.5"]).output
+    assert "is 0.0001 of its start; L / mu = 50, sigma^2 = 0.25" in " ".join(output.split())
 
 
 def test_words_say_why_and_the_table_has_the_best_graph_of_each_algorithm():

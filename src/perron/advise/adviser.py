@@ -37,6 +37,7 @@ from perron.theory.matrix_node import dense
 from perron.theory.recursion import single_threaded, unit_recursion
 from perron.theory.sensitivity import LARGEST as SENSITIVITY_UP_TO
 from perron.theory.sensitivity import sensitivity
+from perron.theory.time_to_accuracy import CONDITION
 
 CANDIDATES = ("push_pull", "push_pull_pu", "add_opt", "push_diging", "frost", "pull_diag_gt", "stpp")
 DOUBLY_STOCHASTIC = ("aug_dgm", "exact_diffusion")  # further candidates where the weights are doubly stochastic
@@ -55,8 +56,8 @@ def advise(
     family: Callable[[int], Mixing] | None = None,
     labels: Sequence[str] | None = None,
     clock: Clock | None = None,
-    target: float = 1e-8,
-    condition: float = 50.0,
+    target: float | None = None,
+    condition: float = CONDITION,
     noisy: bool = False,
     other_graphs: bool = True,
     progress: bool | OnProgress | None = False,

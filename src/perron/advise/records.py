@@ -12,7 +12,7 @@ from perron.algorithms.node import Side
 from perron.errors import PerronError
 from perron.networks.spectral import NetworkMetrics
 from perron.theory import StableRange
-from perron.theory.time_to_accuracy import check_target, curvatures_of
+from perron.theory.time_to_accuracy import CONDITION, check_target, curvatures_of
 
 BETTER = 0.8  # another algorithm is preferred to Push-Pull if its error is less than this times that of Push-Pull
 
@@ -126,18 +126,18 @@ class Goal:
     """What seconds are counted to.
 
     Attributes:
-        target: the share of |grad f|^2 at the start that may remain.
+        target: the share of |grad f|^2 at the start that may remain; 1e-8 if it is given as None, and 1e-4 with noise.
         condition: L / mu of the losses, on which the number of steps depends.
         noisy: whether gradients have the noise of `Needs`, whose level may then be half of the goal; |grad f|^2 at the start is
             counted as 2 L Delta.
     """
 
-    target: float = 1e-8
-    condition: float = 50.0
+    target: float | None = None
+    condition: float = CONDITION
     noisy: bool = False
 
     def __post_init__(self) -> None:
-        check_target(self.target)
+        vars(self)["target"] = check_target(self.target, noisy=self.noisy)  # the way into a frozen dataclass
         curvatures_of(1.0, self.condition)
 
 

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from math import inf, isfinite
 
+from perron.advise.baselines import PLAIN, averages
 from perron.advise.fewer_bytes import gradient_costs
 from perron.advise.records import Goal, GradientCost, Needs, Timing
 from perron.algorithms import ALGORITHMS
@@ -122,8 +122,8 @@ def words_in_seconds(
         return [f"Steps are predicted for up to {STEPS_UP_TO} nodes; the table has seconds per step only."]
     if not known and goal.noisy:
         return [
-            f"No algorithm considered reaches {goal.target:g} of |grad f|^2 at the start: with this noise the target is below the "
-            "floor of every lr above 1e-8 / L. Take a larger target; the table has seconds per step only."
+            f"No algorithm considered reaches {goal.target:g} of |grad f|^2 at the start: with this noise the target is below "
+            "the floor of every lr above 1e-8 / L. Take a larger target; the table has seconds per step only."
         ]
     if not known:
         return [
@@ -290,36 +290,12 @@ def _traced(one: Timing, mixing: Mixing, clock: Clock, needs: Needs, label: Call
 
 def _centralized(mixing: Mixing, clock: Clock, needs: Needs, goal: Goal, order: list[int]) -> list[Timing]:
     """All-reduce along the ring by number and along a short one, and a parameter server at the best hub."""
-    algorithm = ALGORITHMS["centralized"]
-    found = _steps(algorithm, Network(mixing), needs, goal)
-    kinds = {
-        "all-reduce, ring by number": clock.changed(average="ring", order=None),
-        "all-reduce, ring": clock.changed(average="ring", order=order),
-        "all-reduce, ring reversed": clock.changed(average="ring", order=order[::-1]),
-        "parameter server": clock.changed(average="server"),
-    }
-    cycles = {}
-    for name, one in kinds.items():
-        with suppress(PerronError):  # without the links that it needs
-            at_means = one.changed(compute=one.times.averaged)
-            cycles[name] = at_means.cycle_time(algorithm, mixing, dim=needs.dim, number=needs.number, trace=False)
-    backward, forward = (cycles.pop(name, None) for name in ("all-reduce, ring reversed", "all-reduce, ring"))
-    if backward is not None and (forward is None or backward.seconds < forward.seconds):
-        forward, kinds["all-reduce, ring"] = (
-            backward,
-            kinds["all-reduce, ring reversed"],
-        )  # gloo sends backwards along an order
-    if forward is not None:
-        cycles["all-reduce, ring"] = forward
-    timings = []
-    for name, at_mean in cycles.items():
-        cycle = at_mean
-        if clock.random:
-            cycle = kinds[name].cycle_time(algorithm, mixing, dim=needs.dim, number=needs.number)
-        plain = name in ("all-reduce, ring by number", "parameter server")
-        timings.append(Timing(
-            algorithm="centralized", graph=name, plain=plain, step_seconds=cycle.seconds, steps=found.steps if found else inf,
-            lr=found.lr if found else None, critical="all nodes wait for the average",
+    found = _steps(ALGORITHMS["centralized"], Network(mixing), needs, goal)
+    return [
+        Timing(
+            algorithm="centralized", graph=name, plain=name in PLAIN, step_seconds=cycle.seconds,
+            steps=found.steps if found else inf, lr=found.lr if found else None, critical="all nodes wait for the average",
             standard_error=cycle.standard_error if clock.random else None,
-        ))  # fmt: skip
-    return timings
+        )
+        for name, cycle in averages(clock, mixing, order, dim=needs.dim, number=needs.number).items()
+    ]  # fmt: skip

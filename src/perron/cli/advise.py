@@ -30,13 +30,14 @@ from perron.cli.options import (
     Weights,
     flag,
     make_clock,
+    noise_variance,
     option,
     parse_numbers,
 )
 from perron.errors import PerronError
 
 if TYPE_CHECKING:
-    from perron.advise import Advice, Assessment, Goal, GradientCost, Timing
+    from perron.advise import Advice, Assessment, Goal, GradientCost, Needs, Timing
     from perron.networks.mixing import Mixing
 
 WIDTH = 120  # columns that the table needs
@@ -72,7 +73,11 @@ def advise(
     smoothness: Annotated[float | None, option("--smoothness", "L", "L, the largest curvature (default: 1).")] = None,
     noise: Annotated[
         float | None,
-        option("--noise", "SIGMA", "sigma, the noise of a node's gradient: E|noise|^2 = sigma^2 (default: 1)."),
+        option(
+            "--noise",
+            "SIGMA",
+            "sigma, the noise of a node's gradient: E|noise|^2 = sigma^2 (default: 1; seconds are without noise unless given).",
+        ),
     ] = None,
     gap: Annotated[float | None, option("--gap", "DELTA", "Delta, how far the loss has to fall (default: 1).")] = None,
     steps: Annotated[int, option("--steps", "T", "T, how many steps you can afford.", min=1)] = 10_000,
@@ -112,6 +117,7 @@ def advise(
     """
     from perron.advise import Needs
     from perron.advise import advise as advise_on
+    from perron.theory.time_to_accuracy import CONDITION
 
     settings = parse_numbers(options)
     clock = make_clock(links, size, compute, protocol, receive_ahead, route=route)
@@ -134,9 +140,7 @@ def advise(
         and clock.record.nodes == len(labels)
     ):
         labels = list(clock.record.labels)
-    if noise is not None and not 0 <= noise < 1e150:
-        raise PerronError(f"--noise is a standard deviation, a number that is not negative; got {noise}.")
-    given = {"smoothness": smoothness, "noise_var": None if noise is None else noise**2, "gap": gap, "dim": dim}
+    given = {"smoothness": smoothness, "noise_var": noise_variance(noise), "gap": gap, "dim": dim}
     constants = _estimate(problem, mixing.nodes, notes) if problem is not None else {}
     constants |= {name: value for name, value in (given | {"wire": wire}).items() if value is not None}
 
@@ -153,8 +157,8 @@ def advise(
             family=None if fixed or clock is not None else family,
             labels=labels,
             clock=clock,
-            target=(1e-8 if noise is None else 1e-4) if target is None else target,
-            condition=50.0 if condition is None else condition,
+            target=target,
+            condition=CONDITION if condition is None else condition,
             noisy=noise is not None and noise > 0,
             other_graphs=not only_given,
             progress=None,
@@ -191,7 +195,7 @@ def _print(advice: Advice, notes: list[str], labels: list[str]) -> None:
     screen.width = max(screen.width, WIDTH)
     needs, metrics = advice.needs, advice.metrics
     if advice.goal is not None:
-        _print_seconds(advice.times, advice.goal, screen)
+        _print_seconds(advice.times, advice.goal, needs, screen)
         _print_gradients(advice.gradients, screen)
     unit = "bytes/step" if needs.dim is not None else "d-vectors/step"
     columns = ("algorithm", "family", "stable lr", "lr", "floor", "from step", "speedup", unit, "")
@@ -222,7 +226,7 @@ def _print(advice: Advice, notes: list[str], labels: list[str]) -> None:
         screen.print(f"- {line}", highlight=False, markup=False)
 
 
-def _print_seconds(times: Sequence[Timing], goal: Goal, screen: Any) -> None:
+def _print_seconds(times: Sequence[Timing], goal: Goal, needs: Needs, screen: Any) -> None:
     """Print algorithms and graphs in seconds, fastest first."""
     from rich.box import SIMPLE
     from rich.table import Table
@@ -230,8 +234,8 @@ def _print_seconds(times: Sequence[Timing], goal: Goal, screen: Any) -> None:
 
     from perron.advise.seconds import shown_timings
 
-    noise = ", with noise" if goal.noisy else ""
-    title = Text(f"Seconds to {goal.target:g} of |grad f|^2 at the start; condition number {goal.condition:g}{noise}")
+    noise = f"sigma^2 = {needs.noise_var:.4g}" if goal.noisy else "no noise"
+    title = Text(f"Seconds until |grad f|^2 is {goal.target:g} of its start; L / mu = {goal.condition:g}, {noise}")
     table = Table("algorithm", "graph", title=title, box=SIMPLE)
     for name in ("ms/step", "steps", "seconds", "lr"):
         table.add_column(name, justify="right")

@@ -177,13 +177,31 @@ ReceiveAhead = Annotated[
 Route = Annotated[bool, flag("--route", "Pairs without a link use the path of least latency.", LINKS)]
 Condition = Annotated[
     float | None,
-    option("--condition", "KAPPA", "L / mu of the losses, on which steps depend (default: 50).", LINKS, min=1),
+    option(
+        "--condition",
+        "KAPPA",
+        "L / mu of the losses, on which the number of steps depends (default: 50).",
+        LINKS,
+        min=1,
+    ),
 ]
 Target = Annotated[
     float | None,
-    option("--target", "RATIO", "The share of |grad f|^2 at the start that may remain (default: 1e-8).", LINKS),
+    option(
+        "--target",
+        "RATIO",
+        "Seconds until |grad f|^2 is this share of its value at the start, between 0 and 1 (default: 1e-8; 1e-4 with --noise).",
+        LINKS,
+    ),
 ]
 Json = Annotated[bool, flag("--json", "Print one JSON document, for programs.", OUTPUT)]
+
+
+def noise_variance(noise: float | None) -> float | None:
+    """Return sigma^2 of --noise SIGMA."""
+    if noise is not None and not 0 <= noise < 1e150:
+        raise PerronError(f"--noise is a standard deviation, a number that is not negative; got {noise}.")
+    return None if noise is None else noise**2
 
 
 def check_writable(out: Path | None, *suffixes: str) -> None:
