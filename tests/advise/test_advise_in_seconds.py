@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from perron import ALGORITHMS, Mixing
+from perron import ALGORITHMS, Mixing, read_mixing
 from perron.advise import Goal, Needs, advise
 from perron.advise.seconds import shown_timings
 from perron.algorithms.codecs import CODECS
@@ -233,6 +233,34 @@ def test_the_command_has_it_all():
     assert json.loads(result.stdout)["goal"] == {"target": 1e-4, "condition": 50.0, "noisy": True}
 
 
+def test_the_fastest_network_is_written(tmp_path):
+    path = tmp_path / "network.npz"
+    words = [
+        "advise",
+        "exponential",
+        *GAIA,
+        "--compute",
+        "0.0254",
+        "--algorithm",
+        "push_pull",
+        "--out",
+        str(path),
+        "--json",
+    ]
+    result = CliRunner().invoke(app, words)
+    found, mixing = json.loads(result.stdout), read_mixing(path)
+    fastest = found["fastest"]
+    assert (fastest["algorithm"], fastest["graph"]) == ("push_pull", "one-peer in ring order")
+    clock = Clock(presets.load("gaia"), compute=0.0254, size=5.62e6)
+    assert clock.cycle_time(ALGORITHMS["push_pull"], mixing).seconds == pytest.approx(fastest["step_seconds"])
+    assert [len(step) for step in fastest["pull_edges"]] == [11] * mixing.period
+    assert "parameter server is faster and has no network of its own" in found["notes"][-1]
+    given = advise(SEVEN, clock=Clock(machines(1.0), size=5e6), algorithms=["push_pull"], other_graphs=False)
+    edges = given.to_dict()["fastest"]["push_edges"]
+    assert sorted(map(tuple, edges)) == sorted(map(tuple, topologies.exponential(7).edges.tolist()))
+    assert given.fastest.mixing is SEVEN
+
+
 def test_the_graph_command_names_the_critical_cycle():
     words = ["graph", "ring", "--links", "gaia", "--size", "5.62e6", "--compute", "0.0254", "--protocol", "eager"]
     output = CliRunner().invoke(app, words).output
@@ -249,6 +277,8 @@ def test_the_graph_command_names_the_critical_cycle():
     [
         (["advise", "ring", "--size", "5"], "on which links"),
         (["advise", "ring", "--target", "0.1"], "are for seconds"),
+        (["advise", "ring", "--out", "network.npz"], "are for seconds"),
+        (["advise", "ring", *GAIA, "--out", "network.csv"], "ends in .npz"),
         (["advise", "ring", "--links", "gaia"], "How large is a message"),
         (["advise", "ring", "--links", "nowhere.csv", "--size", "5"], "nowhere.csv"),
         (["advise", "ring", "--nodes", "5", "--links", "gaia", "--size", "5"], "they must be equal"),

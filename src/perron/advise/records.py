@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field, fields
 from math import isfinite
 from typing import Any
+
+from scipy.sparse import csr_array
 
 from perron._storage.jsonable import to_jsonable
 from perron.algorithms.codecs import Wire, codec_of
 from perron.algorithms.node import Side
 from perron.errors import PerronError
+from perron.networks.mixing import Mixing
 from perron.networks.spectral import NetworkMetrics
 from perron.theory import StableRange
 from perron.theory.time_to_accuracy import CONDITION, check_target, curvatures_of
@@ -54,6 +57,20 @@ class Needs:
     def number(self) -> int:
         """The bytes of a number in full precision."""
         return 4 if isinstance(self.wire, str) else self.wire
+
+
+def edges_of(mixing: Mixing | None) -> dict[str, Any]:
+    """Return the edges of a network as (source, target), without loops; for each step of its period, if it varies."""
+    if mixing is None:
+        return {}
+    edges: dict[str, Any] = {}
+    for side, matrices in zip(("pull", "push"), mixing.sequences, strict=True):
+        steps = []
+        for matrix in matrices:
+            targets, sources = csr_array(matrix).nonzero()
+            steps.append([(int(j), int(i)) for i, j in zip(targets, sources, strict=True) if i != j])
+        edges[f"{side}_edges"] = steps if mixing.varies else next(iter(steps), [])
+    return edges
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -159,6 +176,7 @@ class Timing:
             not computed.
         links: the links of the critical cycle, as (source, target).
         remark: why there are no steps.
+        mixing: the network; None for centralized methods.
     """
 
     algorithm: str
@@ -173,6 +191,12 @@ class Timing:
     critical: str = ""
     links: tuple[tuple[int, int], ...] = ()
     remark: str = ""
+    mixing: Mixing | None = field(default=None, repr=False, compare=False)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain data, without the network."""
+        values = {one.name: getattr(self, one.name) for one in fields(self) if one.name != "mixing"}
+        return values | {"seconds": self.seconds}
 
     @property
     def seconds(self) -> float:
@@ -248,13 +272,20 @@ class Advice:
     times: tuple[Timing, ...] = ()
     gradients: tuple[GradientCost, ...] = ()
 
+    @property
+    def fastest(self) -> Timing | None:
+        """The fastest choice with a network of its own, which centralized methods have not; None without seconds."""
+        known = (one for one in self.times if one.mixing is not None and isfinite(one.seconds))
+        return min(known, key=lambda one: one.seconds, default=None)
+
     def to_dict(self) -> dict[str, Any]:
         """Return plain data, for JSON: infinite values become None."""
         seconds = {}
         if self.goal is not None:
             seconds = {
                 "goal": asdict(self.goal),
-                "times": [asdict(one) | {"seconds": one.seconds} for one in self.times],
+                "times": [one.to_dict() for one in self.times],
+                "fastest": self.fastest and self.fastest.to_dict() | edges_of(self.fastest.mixing),
                 "gradients": [asdict(one) for one in self.gradients],
             }
         return to_jsonable(

@@ -83,11 +83,8 @@ def compare(
             timings += _centralized(mixing, whole, needs, goal, order)
     label = machines.label
     shown = {id(one) for one in shown_timings(timings)}
-    networks = {(e.name, e.graph): e.mixing for e in entries}
     traced = [
-        _traced(one, networks[one.algorithm, one.graph], clock, needs, label)
-        if id(one) in shown and one.algorithm != "centralized"
-        else one
+        _traced(one, one.mixing, clock, needs, label) if id(one) in shown and one.mixing is not None else one
         for one in timings
     ]
     return tuple(sorted(traced, key=lambda one: (one.seconds, one.step_seconds)))
@@ -275,6 +272,7 @@ def _timing(entry: _Entry, seconds: float, found: StepsToAccuracy | None) -> Tim
         algorithm=entry.name, graph=entry.graph, given=entry.given, plain=entry.plain, directed=directed, step_seconds=seconds,
         steps=found.steps if found else inf, lr=found.lr if found else None,
         remark="" if found else BIASED if not ALGORITHMS[entry.name].about.exact else LARGE if large else "",
+        mixing=entry.mixing,
     )  # fmt: skip
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import isfinite
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from perron import networks
@@ -28,10 +29,12 @@ from perron.cli.options import (
     Target,
     Undirected,
     Weights,
+    check_writable,
     flag,
     make_clock,
     noise_variance,
     option,
+    out_option,
     parse_numbers,
 )
 from perron.errors import PerronError
@@ -102,6 +105,12 @@ def advise(
     only_given: Annotated[
         bool, flag("--only-given", "Seconds of the given network only, not of other graphs on the same links.", LINKS)
     ] = False,
+    out: Annotated[
+        Path | None,
+        out_option(
+            "With --links: write the network that takes the fewest seconds, for perron.read_mixing.", "FILE.npz"
+        ),
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Advise on a network: its limits, an algorithm and a step.
@@ -113,17 +122,18 @@ def advise(
     perron advise my-network.graphml --smoothness 4 --noise 2 --dim 100000
     perron advise ring --nodes 12 --problem logistic --json
     perron advise exponential --links gaia --size 5.62e6 --compute 0.0254
-    perron advise exponential --links gaia --size 5.62e6 --compute 0.0254 --wire int4
+    perron advise exponential --links gaia --size 5.62e6 --compute 0.0254 --wire int4 --out network.npz
     """
     from perron.advise import Needs
     from perron.advise import advise as advise_on
     from perron.theory.time_to_accuracy import CONDITION
 
     settings = parse_numbers(options)
+    check_writable(out, ".npz")
     clock = make_clock(links, size, compute, protocol, receive_ahead, route=route)
-    if clock is None and (target is not None or condition is not None or only_given):
+    if clock is None and (target is not None or condition is not None or only_given or out is not None):
         raise PerronError(
-            "--target, --condition and --only-given are for seconds: add --links FILE, or a preset, as gaia."
+            "--target, --condition, --only-given and --out are for seconds: add --links FILE, or a preset, as --links gaia."
         )
     if clock is not None and nodes is None and not networks.is_file(network):
         nodes = clock.record.nodes
@@ -163,10 +173,24 @@ def advise(
             other_graphs=not only_given,
             progress=None,
         )
+    if out is not None:
+        notes.append(_written(advice, out))
     if as_json:
         write_json(advice.to_dict() | {"notes": notes})
     else:
         _print(advice, notes, labels)
+
+
+def _written(advice: Advice, out: Path) -> str:
+    """Write the network of the fastest choice, and return a note."""
+    from perron.networks.files import write_mixing
+
+    one = advice.fastest
+    if one is None or one.mixing is None:
+        raise PerronError(f"No network considered reaches the target, so that none is written to {out}.")
+    note = f"written to {write_mixing(one.mixing, out)}: the network of {one.described}; lr = {one.lr:.4g}"
+    faster = min(advice.times, key=lambda other: other.seconds)
+    return note if faster is one else f"{note}; {faster.described} is faster and has no network of its own"
 
 
 def _estimate(problem: str, nodes: int, notes: list[str]) -> dict[str, Any]:
