@@ -7,6 +7,7 @@ from math import inf
 
 import numpy as np
 import pytest
+from typer.main import get_command
 from typer.testing import CliRunner
 
 from perron import ALGORITHMS, Mixing, read_mixing
@@ -14,10 +15,13 @@ from perron.advise import Goal, Needs, advise
 from perron.advise.seconds import shown_timings
 from perron.algorithms.codecs import CODECS
 from perron.cli.main import app
+from perron.cli.options import parse_compute
 from perron.clock import Clock, Machines, presets
 from perron.clock import clock as clocks
 from perron.clock.candidates import candidates, exists, of_nodes, tour
 from perron.design import fastest_graph
+from perron.distributed.process_group import RECEIVE_AHEAD
+from perron.distributed.receive_ahead import MOST_AHEAD
 from perron.errors import PerronError
 from perron.networks import topologies
 from perron.theory import steps_to_accuracy, time_to_accuracy
@@ -261,6 +265,44 @@ def test_the_fastest_network_is_written(tmp_path):
     assert given.fastest.mixing is SEVEN
 
 
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("0.1", "0.1"),
+        ("0.1,0.2,0.3", ["0.1", "0.2", "0.3"]),
+        ("[0.1, 0.2,0.3]", ["0.1", "0.2", "0.3"]),
+        ("lognormal(0.1, 0.5)", "lognormal(0.1, 0.5)"),
+        ("[0.1,'lognormal(0.1, 0.5)',stragglers(1,0.5,2)]", ["0.1", "lognormal(0.1, 0.5)", "stragglers(1,0.5,2)"]),
+        ("times,new.csv", "times,new.csv"),
+    ],
+)
+def test_compute_times_on_the_command_line(text, expected):
+    assert parse_compute(text) == expected
+
+
+def test_compute_times_of_each_node():
+    times = [0.1 * k for k in range(11)]
+    given = ",".join(f"{time:g}" for time in times)
+    found = [
+        json.loads(CliRunner().invoke(app, ["graph", "ring", *GAIA, "--json", "--compute", text]).stdout)["steps"]
+        for text in (given, f"[{given}]")
+    ]
+    assert found[0] == found[1]
+    mixing = Mixing.random_integer(topologies.ring(11), seed=0)
+    clock = Clock("gaia", compute=times, size=5.62e6)
+    assert found[0]["push_pull"]["ms"] == pytest.approx(1e3 * clock.cycle_time(ALGORITHMS["push_pull"], mixing).seconds)
+
+
+def test_receives_are_posted_ahead_by_the_default_and_up_to_the_limit_of_the_engine():
+    assert Clock().ahead == RECEIVE_AHEAD
+    command = get_command(app)
+    for name in ("advise", "design", "graph"):
+        option = next(one for one in command.commands[name].params if one.name == "receive_ahead")
+        assert f"(0 to {MOST_AHEAD}; default: {RECEIVE_AHEAD})" in option.help
+    result = CliRunner().invoke(app, ["graph", "ring", *GAIA, "--receive-ahead", str(MOST_AHEAD + 1)])
+    assert result.exit_code == 2
+
+
 def test_the_graph_command_names_the_critical_cycle():
     words = ["graph", "ring", "--links", "gaia", "--size", "5.62e6", "--compute", "0.0254", "--protocol", "eager"]
     output = CliRunner().invoke(app, words).output
@@ -283,6 +325,9 @@ def test_the_graph_command_names_the_critical_cycle():
         (["advise", "ring", "--links", "nowhere.csv", "--size", "5"], "nowhere.csv"),
         (["advise", "ring", "--nodes", "5", "--links", "gaia", "--size", "5"], "they must be equal"),
         (["graph", "ring", "--compute", "5"], "on which links"),
+        (["advise", "ring", *GAIA, "--compute", "0.1,0.2"], "--compute has 2 values for 11 nodes"),
+        (["advise", "ring", *GAIA, "--compute", "[0.1]"], "--compute has 1 value for 11 nodes"),
+        (["advise", "ring", *GAIA, "--compute", "0.1,,0.2"], "one for each node, as 0.1,0.2,0.1"),
         *(
             (["advise", "ring", *GAIA, "--target", given], "between 0 and 1")
             for given in ("0", "-1", "1", "nan", "inf")
