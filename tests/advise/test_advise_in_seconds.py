@@ -325,6 +325,7 @@ def test_the_graph_command_names_the_critical_cycle():
         (["advise", "ring", "--links", "nowhere.csv", "--size", "5"], "nowhere.csv"),
         (["advise", "ring", "--nodes", "5", "--links", "gaia", "--size", "5"], "they must be equal"),
         (["graph", "ring", "--compute", "5"], "on which links"),
+        (["graph", *GAIA], "Which network on these links"),
         (["advise", "ring", *GAIA, "--compute", "0.1,0.2"], "--compute has 2 values for 11 nodes"),
         (["advise", "ring", *GAIA, "--compute", "[0.1]"], "--compute has 1 value for 11 nodes"),
         (["advise", "ring", *GAIA, "--compute", "0.1,,0.2"], "one for each node, as 0.1,0.2,0.1"),

@@ -71,6 +71,14 @@ def graph(
     perron graph A.csv --push B.csv
     perron graph exponential --links gaia --size 5.62e6 --compute 0.0254
     """
+    if (
+        network is None
+        and not show_list
+        and any(given is not None for given in (links, size, compute, protocol, receive_ahead))
+    ):
+        raise PerronError(
+            "Which network on these links? Name a topology or a file, as in perron graph ring --links gaia."
+        )
     if show_list or network is None:
         if (
             any(given is not None for given in (nodes, weights, seed, options, push, picture))
