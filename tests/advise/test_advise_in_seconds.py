@@ -228,6 +228,9 @@ def test_the_command_has_it_all():
     assert result.exit_code == 0, result.output
     for text in ("ms/step", "exact_diffusion", "parameter server", "all-reduce", "Fastest: ", "Sao Paulo"):
         assert text in result.output
+    order = [result.output.index(text) for text in ("ms/step", "By number:", "Fastest: ", "A gradient of each node")]
+    assert order == sorted(order)  # the conclusion is beside its table
+    assert result.output.count("Fastest: ") == 1
     result = CliRunner().invoke(app, [*words, "--only-given", "--target", "1e-4", "--condition", "10", "--json"])
     found = json.loads(result.stdout)
     assert found["goal"] == {"target": 1e-4, "condition": 10.0, "noisy": False}

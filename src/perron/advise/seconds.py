@@ -128,7 +128,7 @@ def words_in_seconds(
         ]
     fastest = min(known, key=lambda one: one.seconds)
     head = (
-        f"Fastest: {fastest.described}, {shortest(fastest.seconds)} s to {goal.target:g} of |grad f|^2 at the start "
+        f"Fastest: {fastest.described}, {shortest(fastest.seconds)} s until |grad f|^2 is {goal.target:g} of its start "
         f"({fastest.steps:,.0f} steps of {fastest.step_seconds * 1e3:.4g} ms, lr = {fastest.lr:.3g})"
     )
     quickest = min(known, key=lambda one: one.step_seconds)
@@ -150,7 +150,7 @@ def words_in_seconds(
         if group and (best := min(group, key=lambda one: one.seconds)) is not fastest
     ]
     if others:
-        lines.append(f"The best of other kinds, {'; '.join(others)}.")
+        lines.append(f"The fastest of other kinds: {'; '.join(others)}.")
     return lines
 
 

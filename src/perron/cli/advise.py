@@ -217,6 +217,8 @@ def _print(advice: Advice, notes: list[str], labels: list[str]) -> None:
 
     screen = console(WIDTH)
     screen.width = max(screen.width, WIDTH)
+    from perron.advise.seconds import words_in_seconds
+
     needs, metrics = advice.needs, advice.metrics
     if advice.goal is not None:
         _print_seconds(advice.times, advice.goal, needs, screen)
@@ -246,7 +248,8 @@ def _print(advice: Advice, notes: list[str], labels: list[str]) -> None:
         screen.print(
             "slope: derivative of the number by the weight of the link; node: the node whose choice of weights matters most.\n"
         )
-    for line in [*advice.words, *notes]:
+    said = words_in_seconds(advice.times, advice.goal) if advice.goal is not None else []
+    for line in [*(line for line in advice.words if line not in said), *notes]:
         screen.print(f"- {line}", highlight=False, markup=False)
 
 
@@ -256,14 +259,14 @@ def _print_seconds(times: Sequence[Timing], goal: Goal, needs: Needs, screen: An
     from rich.table import Table
     from rich.text import Text
 
-    from perron.advise.seconds import shown_timings
+    from perron.advise.seconds import shown_timings, words_in_seconds
 
     noise = f"sigma^2 = {needs.noise_var:.4g}" if goal.noisy else "no noise"
     title = Text(f"Seconds until |grad f|^2 is {goal.target:g} of its start; L / mu = {goal.condition:g}, {noise}")
     table = Table("algorithm", "graph", title=title, box=SIMPLE)
     for name in ("ms/step", "steps", "seconds", "lr"):
         table.add_column(name, justify="right")
-    table.add_column("critical", max_width=60)
+    table.add_column("critical cycle", max_width=60)
     shown = shown_timings(times)
     for number, one in enumerate(shown):
         known = isfinite(one.seconds)
@@ -276,16 +279,20 @@ def _print_seconds(times: Sequence[Timing], goal: Goal, needs: Needs, screen: An
         ]  # fmt: skip
         table.add_row(*(Text(cell, style="bold" if number == 0 and known else "") for cell in cells))
     screen.print(table)
-    lines = [
-        "The best graph of each algorithm, and the given network; ms/step: in the long run, set by the critical cycle;",
-        "steps: at the best lr, by theory; one of local_push_pull has 4 gradients. lr is in units of 1/L if L was not given.",
-    ]
+    legend = (
+        "The best graph of each algorithm, and the given network. ms/step: in the long run, set by the critical cycle, of nodes "
+        "that wait for each other; steps: predicted, at the best lr, in units of 1/L if L was not given. A step of "
+        "local_push_pull has 4 gradients. By number: made without knowing the links; in ring order: along a short ring."
+    )
     if any(one.standard_error is not None for one in shown):
-        lines += [
-            "Compute times are random: ms/step are simulated, with standard errors above 0.01 %. Which cycle is critical is not",
-            "known; the column shows that with the mean times.",
-        ]
-    screen.print("\n".join(lines) + "\n", highlight=False)
+        legend += (
+            " Compute times are random: ms/step are simulated, with standard errors above 0.01 %. Which cycle is critical is "
+            "not known; the column shows that with the mean times."
+        )
+    screen.print(f"{legend}\n", highlight=False)
+    for line in words_in_seconds(times, goal):
+        screen.print(f"- {line}", highlight=False, markup=False)
+    screen.print()
 
 
 def _print_gradients(costs: Sequence[GradientCost], screen: Any) -> None:

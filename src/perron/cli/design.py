@@ -192,4 +192,10 @@ def _search(clock: Clock, kind: Any, settings: dict[str, Any], out: Path | None,
         return
     tried = f"{sum(found.evaluations.values())} networks tried"
     print_table(COLUMNS, found.rows(), title=f"{found.goal}; {tried}")
+    print_lines(
+        "X | Y, and m + n links: models are pulled along the first graph, trackers pushed along the second. improved: by the",
+        "search. steps: predicted, at the best lr, in units of 1/L; a step of local_push_pull has 4 gradients. By number: made",
+        "without knowing the links; in ring order: along a short ring. centralized: for comparison, without a graph.",
+        "",
+    )
     print_lines(*(f"- {line}" for line in notes))

@@ -122,7 +122,9 @@ class FastestGraph:
         if self.baselines:
             compared = [f"{one.name}: {one.seconds / best.seconds:.3g} times the seconds" for one in self.baselines]
             faster = self.baselines[0].seconds < best.seconds
-            lines.append(f"{'; '.join(compared)}" + (": faster than every graph tried" if faster else ""))
+            lines.append(
+                f"for comparison, {'; '.join(compared)}" + (": faster than every graph tried" if faster else "")
+            )
         if self.plain is not None:
             lines.append(
                 f"best without knowing the links: {self.plain.algorithm}, {self.plain.name}: "
