@@ -2,23 +2,31 @@
 
 import json
 from dataclasses import replace
+from inspect import signature
 from math import inf
 
 import numpy as np
 import pytest
+from typer.main import get_command
 from typer.testing import CliRunner
 
-from perron import ALGORITHMS, Mixing
-from perron.advise import Needs, advise
+from perron import ALGORITHMS, Mixing, read_mixing
+from perron.advise import Goal, Needs, advise
 from perron.advise.seconds import shown_timings
 from perron.algorithms.codecs import CODECS
 from perron.cli.main import app
+from perron.cli.options import parse_compute
 from perron.clock import Clock, Machines, presets
+from perron.clock import clock as clocks
 from perron.clock.candidates import candidates, exists, of_nodes, tour
+from perron.design import fastest_graph
+from perron.distributed.process_group import RECEIVE_AHEAD
+from perron.distributed.receive_ahead import MOST_AHEAD
 from perron.errors import PerronError
 from perron.networks import topologies
-from perron.theory import steps_to_accuracy
+from perron.theory import steps_to_accuracy, time_to_accuracy
 
+GAIA = ["--links", "gaia", "--size", "5.62e6"]
 SEVEN = Mixing.uniform(topologies.exponential(7))
 
 
@@ -135,6 +143,48 @@ def test_with_noise_more_steps_are_needed():
     assert all(one.steps > 1.5 * steps[one.algorithm, one.graph] for one in noisy)
 
 
+def test_with_random_compute_times_few_candidates_are_simulated(monkeypatch):
+    """A candidate that is too slow with mean times is slower with random ones."""
+    calls = []
+    simulated = clocks.simulated_cycle_time
+    monkeypatch.setattr(clocks, "simulated_cycle_time", lambda *given: calls.append(given) or simulated(*given))
+    clock = Clock(machines(1.0), compute="lognormal(0.02, 0.5)", size=5e6)
+    steps = []
+    advice = advise(SEVEN, clock=clock, progress=lambda step, _: steps.append(step))
+    assert len(calls) - len(advice.gradients) < 0.7 * steps[-1]  # the number of candidates
+    fixed = advise(SEVEN, clock=clock.changed(compute=0.02), algorithms=["push_pull_atc"])
+    means = {(one.algorithm, one.graph): one for one in fixed.times}
+    for one in shown_timings(advice.times):
+        assert one.standard_error < 0.01 * one.step_seconds
+        assert one.critical
+        if (one.algorithm, one.graph) in means:
+            assert one.step_seconds > means[one.algorithm, one.graph].step_seconds - 4 * one.standard_error
+    given = next(one for one in advice.times if (one.algorithm, one.graph) == ("push_pull_atc", "given"))
+    cycle = clock.cycle_time(ALGORITHMS["push_pull_atc"], SEVEN)
+    assert (given.step_seconds, given.standard_error) == (cycle.seconds, cycle.standard_error)
+
+
+def test_a_target_below_the_noise_floor_has_no_seconds():
+    advice = advise(SEVEN, clock=Clock(machines(1.0), size=5e6), target=1e-13, noisy=True, algorithms=["push_pull"])
+    assert all(one.seconds == inf for one in advice.times)
+    assert "below the floor of every lr" in advice.words[0]
+
+
+def test_defaults_are_the_same_everywhere():
+    functions = (advise, fastest_graph, steps_to_accuracy, time_to_accuracy)
+    defaults = [{name: one.default for name, one in signature(function).parameters.items()} for function in functions]
+    assert {(found["target"], found["condition"]) for found in defaults} == {(None, 50.0)}
+    assert (Goal(noisy=False).target, Goal(noisy=True).target, Goal().condition) == (1e-8, 1e-4, 50.0)
+    noise = steps_to_accuracy(ALGORITHMS["push_pull"], SEVEN, noise_var=1.0)
+    assert noise == steps_to_accuracy(ALGORITHMS["push_pull"], SEVEN, 1e-4, noise_var=1.0)
+    words = ["--goal", "time", *GAIA, "--tries", "1", "--algorithm", "push_pull_pu", "--json"]
+    for more, expected in (([], (1e-8, 0.0)), (["--noise", "0.5"], (1e-4, 0.25))):
+        goal = json.loads(CliRunner().invoke(app, ["design", *words, *more]).stdout)["goal"]
+        assert (goal["target"], goal["noise_var"], goal["condition"]) == (*expected, 50.0)
+    output = CliRunner().invoke(app, ["advise", "ring", *GAIA, "--only-given", "--noise", "0.5"]).output
+    assert "is 0.0001 of its start; L / mu = 50, sigma^2 = 0.25" in " ".join(output.split())
+
+
 def test_words_say_why_and_the_table_has_the_best_graph_of_each_algorithm():
     advice = timed(1.0, algorithms=EACH_STEP)
     fastest = advice.times[0]
@@ -178,6 +228,9 @@ def test_the_command_has_it_all():
     assert result.exit_code == 0, result.output
     for text in ("ms/step", "exact_diffusion", "parameter server", "all-reduce", "Fastest: ", "Sao Paulo"):
         assert text in result.output
+    order = [result.output.index(text) for text in ("ms/step", "By number:", "Fastest: ", "A gradient of each node")]
+    assert order == sorted(order)  # the conclusion is beside its table
+    assert result.output.count("Fastest: ") == 1
     result = CliRunner().invoke(app, [*words, "--only-given", "--target", "1e-4", "--condition", "10", "--json"])
     found = json.loads(result.stdout)
     assert found["goal"] == {"target": 1e-4, "condition": 10.0, "noisy": False}
@@ -185,6 +238,72 @@ def test_the_command_has_it_all():
     assert found["times"][0]["seconds"] == min(one["seconds"] for one in found["times"])
     result = CliRunner().invoke(app, [*words, "--noise", "0.1", "--only-given", "--json", "--protocol", "eager"])
     assert json.loads(result.stdout)["goal"] == {"target": 1e-4, "condition": 50.0, "noisy": True}
+
+
+def test_the_fastest_network_is_written(tmp_path):
+    path = tmp_path / "network.npz"
+    words = [
+        "advise",
+        "exponential",
+        *GAIA,
+        "--compute",
+        "0.0254",
+        "--algorithm",
+        "push_pull",
+        "--out",
+        str(path),
+        "--json",
+    ]
+    result = CliRunner().invoke(app, words)
+    found, mixing = json.loads(result.stdout), read_mixing(path)
+    fastest = found["fastest"]
+    assert (fastest["algorithm"], fastest["graph"]) == ("push_pull", "one-peer in ring order")
+    clock = Clock(presets.load("gaia"), compute=0.0254, size=5.62e6)
+    assert clock.cycle_time(ALGORITHMS["push_pull"], mixing).seconds == pytest.approx(fastest["step_seconds"])
+    assert [len(step) for step in fastest["pull_edges"]] == [11] * mixing.period
+    assert "parameter server is faster and has no network of its own" in found["notes"][-1]
+    given = advise(SEVEN, clock=Clock(machines(1.0), size=5e6), algorithms=["push_pull"], other_graphs=False)
+    edges = given.to_dict()["fastest"]["push_edges"]
+    assert sorted(map(tuple, edges)) == sorted(map(tuple, topologies.exponential(7).edges.tolist()))
+    assert given.fastest.mixing is SEVEN
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("0.1", "0.1"),
+        ("0.1,0.2,0.3", ["0.1", "0.2", "0.3"]),
+        ("[0.1, 0.2,0.3]", ["0.1", "0.2", "0.3"]),
+        ("lognormal(0.1, 0.5)", "lognormal(0.1, 0.5)"),
+        ("[0.1,'lognormal(0.1, 0.5)',stragglers(1,0.5,2)]", ["0.1", "lognormal(0.1, 0.5)", "stragglers(1,0.5,2)"]),
+        ("times,new.csv", "times,new.csv"),
+    ],
+)
+def test_compute_times_on_the_command_line(text, expected):
+    assert parse_compute(text) == expected
+
+
+def test_compute_times_of_each_node():
+    times = [0.1 * k for k in range(11)]
+    given = ",".join(f"{time:g}" for time in times)
+    found = [
+        json.loads(CliRunner().invoke(app, ["graph", "ring", *GAIA, "--json", "--compute", text]).stdout)["steps"]
+        for text in (given, f"[{given}]")
+    ]
+    assert found[0] == found[1]
+    mixing = Mixing.random_integer(topologies.ring(11), seed=0)
+    clock = Clock("gaia", compute=times, size=5.62e6)
+    assert found[0]["push_pull"]["ms"] == pytest.approx(1e3 * clock.cycle_time(ALGORITHMS["push_pull"], mixing).seconds)
+
+
+def test_receives_are_posted_ahead_by_the_default_and_up_to_the_limit_of_the_engine():
+    assert Clock().ahead == RECEIVE_AHEAD
+    command = get_command(app)
+    for name in ("advise", "design", "graph"):
+        option = next(one for one in command.commands[name].params if one.name == "receive_ahead")
+        assert f"(0 to {MOST_AHEAD}; default: {RECEIVE_AHEAD})" in option.help
+    result = CliRunner().invoke(app, ["graph", "ring", *GAIA, "--receive-ahead", str(MOST_AHEAD + 1)])
+    assert result.exit_code == 2
 
 
 def test_the_graph_command_names_the_critical_cycle():
@@ -203,10 +322,21 @@ def test_the_graph_command_names_the_critical_cycle():
     [
         (["advise", "ring", "--size", "5"], "on which links"),
         (["advise", "ring", "--target", "0.1"], "are for seconds"),
+        (["advise", "ring", "--out", "network.npz"], "are for seconds"),
+        (["advise", "ring", *GAIA, "--out", "network.csv"], "ends in .npz"),
         (["advise", "ring", "--links", "gaia"], "How large is a message"),
         (["advise", "ring", "--links", "nowhere.csv", "--size", "5"], "nowhere.csv"),
         (["advise", "ring", "--nodes", "5", "--links", "gaia", "--size", "5"], "they must be equal"),
         (["graph", "ring", "--compute", "5"], "on which links"),
+        (["graph", *GAIA], "Which network on these links"),
+        (["advise", "ring", *GAIA, "--compute", "0.1,0.2"], "--compute has 2 values for 11 nodes"),
+        (["advise", "ring", *GAIA, "--compute", "[0.1]"], "--compute has 1 value for 11 nodes"),
+        (["advise", "ring", *GAIA, "--compute", "0.1,,0.2"], "one for each node, as 0.1,0.2,0.1"),
+        *(
+            (["advise", "ring", *GAIA, "--target", given], "between 0 and 1")
+            for given in ("0", "-1", "1", "nan", "inf")
+        ),
+        (["advise", "ring", *GAIA, "--target", "1e-300"], "Double precision resolves"),
     ],
 )
 def test_what_is_refused(words, message):

@@ -8,6 +8,7 @@ import pytest
 from typer.testing import CliRunner
 
 from perron import ALGORITHMS, Mixing, read_mixing
+from perron.advise import advise
 from perron.cli.main import app
 from perron.clock import Clock, Machines
 from perron.design import by_time, fastest_graph
@@ -28,9 +29,12 @@ def clock(asymmetry: float, nodes: int = ROTATION) -> Clock:
     return Clock(Machines(slower * latency, 1e8 / slower), compute=0.02, size=5e6, protocol="eager")
 
 
+EACH_STEP = ["push_pull", "push_pull_pu", "push_pull_atc", "exact_diffusion", "extra"]  # one exchange for each gradient
+
+
 def test_undirected_on_symmetric_links_and_directed_where_one_direction_is_slow():
-    symmetric = fastest_graph(clock(1.0), tries=60, weights=False).best
-    asymmetric = fastest_graph(clock(20.0), tries=60, weights=False).best
+    symmetric = fastest_graph(clock(1.0), algorithms=EACH_STEP, tries=60, weights=False).best
+    asymmetric = fastest_graph(clock(20.0), algorithms=EACH_STEP, tries=60, weights=False).best
     assert symmetric.algorithm in ("exact_diffusion", "extra")
     assert not symmetric.directed
     assert asymmetric.algorithm.startswith("push_pull")
@@ -135,10 +139,42 @@ def test_what_cannot_be_searched():
         fastest_graph(Clock(size=1))
     with pytest.raises(PerronError, match="2 to 120 nodes"):
         fastest_graph(Clock(size=1), 500)
+    for target in (0.0, -1.0, 1.0, float("nan")):
+        with pytest.raises(PerronError, match="between 0 and 1"):
+            fastest_graph(clock(1.0), target=target)
+    with pytest.raises(PerronError, match="Double precision resolves"):
+        fastest_graph(clock(1.0), target=1e-300)
+    with pytest.raises(PerronError, match="below the floor of every lr"):
+        fastest_graph(clock(1.0), target=1e-13, noise_var=1.0, tries=2)
     with pytest.raises(PerronError, match="exact methods"):
         fastest_graph(clock(1.0), algorithms=["dsgd"])
     with pytest.raises(PerronError, match="does not belong"):
         fastest_graph(clock(1.0), algorithms=["extra"], kind="directed")
+
+
+def test_local_steps_are_considered_and_centralized_methods_compared_with():
+    found = fastest_graph(clock(1.0), tries=3, weights=False)
+    assert "local_push_pull" in found.evaluations
+    assert {one.name for one in found.baselines} == {
+        "all-reduce, ring by number",
+        "all-reduce, ring",
+        "parameter server",
+    }
+    advised = advise(Mixing.uniform(topologies.exponential(ROTATION)), clock=clock(1.0), algorithms=["push_pull"])
+    expected = {one.graph: one.seconds for one in advised.times if one.algorithm == "centralized"}
+    assert {one.name: one.seconds for one in found.baselines} == pytest.approx(expected, rel=0.02)
+    ratio = found.baselines[0].seconds / found.best.seconds
+    assert any(f"{found.baselines[0].name}: {ratio:.3g} times the seconds" in line for line in found.notes)
+    assert found.baselines[0].row() in found.rows()
+
+
+def test_random_compute_times_are_simulated_and_their_critical_cycle_is_not_known():
+    found = fastest_graph(
+        clock(1.0).changed(compute="lognormal(0.02, 0.5)"), algorithms=["extra"], tries=12, weights=False
+    )
+    seconds = clock(1.0).changed(compute="lognormal(0.02, 0.5)").cycle_time(ALGORITHMS["extra"], found.mixing).seconds
+    assert found.best.step_seconds == pytest.approx(seconds)
+    assert "not known, as compute times are random" in found.notes[0]
 
 
 def test_the_command(tmp_path):

@@ -25,6 +25,7 @@ from perron.algorithms.node import Side
 from perron.algorithms.requirements import check_matrices, is_tree_pair
 from perron.clock.clock import Clock
 from perron.errors import MixingError, PerronError
+from perron.monitor.progress import OnProgress
 from perron.networks.facts import Network
 from perron.networks.mixing import Mixing
 from perron.networks.spectral import decay_rate, describe
@@ -36,6 +37,7 @@ from perron.theory.matrix_node import dense
 from perron.theory.recursion import single_threaded, unit_recursion
 from perron.theory.sensitivity import LARGEST as SENSITIVITY_UP_TO
 from perron.theory.sensitivity import sensitivity
+from perron.theory.time_to_accuracy import CONDITION
 
 CANDIDATES = ("push_pull", "push_pull_pu", "add_opt", "push_diging", "frost", "pull_diag_gt", "stpp")
 DOUBLY_STOCHASTIC = ("aug_dgm", "exact_diffusion")  # further candidates where the weights are doubly stochastic
@@ -54,10 +56,11 @@ def advise(
     family: Callable[[int], Mixing] | None = None,
     labels: Sequence[str] | None = None,
     clock: Clock | None = None,
-    target: float = 1e-8,
-    condition: float = 50.0,
+    target: float | None = None,
+    condition: float = CONDITION,
     noisy: bool = False,
     other_graphs: bool = True,
+    progress: bool | OnProgress | None = False,
 ) -> Advice:
     """Advise on a network.
 
@@ -71,6 +74,7 @@ def advise(
         clock: links and machines; with it, algorithms are also compared in seconds (`Advice.times`).
         target, condition, noisy: what seconds are counted to, see `Goal`.
         other_graphs: whether seconds are also compared on other graphs of the clock's links than the given one.
+        progress: whether to show a bar while seconds are compared, None for on a terminal; or a function, see `perron.simulate`.
 
     Example:
         >>> import perron
@@ -92,7 +96,7 @@ def advise(
     times: tuple[Timing, ...] = ()
     gradients: tuple[GradientCost, ...] = ()
     if clock is not None and goal is not None:
-        times = compare(mixing, needs, clock, goal, algorithms=algorithms, other_graphs=other_graphs)
+        times = compare(mixing, needs, clock, goal, algorithms=algorithms, other_graphs=other_graphs, progress=progress)
         gradients = costs_of_a_gradient(mixing, needs, clock)
     exact = mixing.nodes <= (EXACT_UP_TO if clock is None else EXACT_WITH_CLOCK)
     assessments = tuple(_assess(name, mixing, needs, exact=exact) for name in names)

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field, fields
 from math import isfinite
 from typing import Any
+
+from scipy.sparse import csr_array
 
 from perron._storage.jsonable import to_jsonable
 from perron.algorithms.codecs import Wire, codec_of
 from perron.algorithms.node import Side
 from perron.errors import PerronError
+from perron.networks.mixing import Mixing
 from perron.networks.spectral import NetworkMetrics
 from perron.theory import StableRange
+from perron.theory.time_to_accuracy import CONDITION, check_target, curvatures_of
 
 BETTER = 0.8  # another algorithm is preferred to Push-Pull if its error is less than this times that of Push-Pull
 
@@ -53,6 +57,20 @@ class Needs:
     def number(self) -> int:
         """The bytes of a number in full precision."""
         return 4 if isinstance(self.wire, str) else self.wire
+
+
+def edges_of(mixing: Mixing | None) -> dict[str, Any]:
+    """Return the edges of a network as (source, target), without loops; for each step of its period, if it varies."""
+    if mixing is None:
+        return {}
+    edges: dict[str, Any] = {}
+    for side, matrices in zip(("pull", "push"), mixing.sequences, strict=True):
+        steps = []
+        for matrix in matrices:
+            targets, sources = csr_array(matrix).nonzero()
+            steps.append([(int(j), int(i)) for i, j in zip(targets, sources, strict=True) if i != j])
+        edges[f"{side}_edges"] = steps if mixing.varies else next(iter(steps), [])
+    return edges
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,15 +143,19 @@ class Goal:
     """What seconds are counted to.
 
     Attributes:
-        target: the share of |grad f|^2 at the start that may remain.
+        target: the share of |grad f|^2 at the start that may remain; 1e-8 if it is given as None, and 1e-4 with noise.
         condition: L / mu of the losses, on which the number of steps depends.
         noisy: whether gradients have the noise of `Needs`, whose level may then be half of the goal; |grad f|^2 at the start is
             counted as 2 L Delta.
     """
 
-    target: float = 1e-8
-    condition: float = 50.0
+    target: float | None = None
+    condition: float = CONDITION
     noisy: bool = False
+
+    def __post_init__(self) -> None:
+        vars(self)["target"] = check_target(self.target, noisy=self.noisy)  # the way into a frozen dataclass
+        curvatures_of(1.0, self.condition)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -149,9 +171,12 @@ class Timing:
         step_seconds: of one step, in the long run.
         steps: to the goal, at the best lr; infinite if no lr is stable, or not known.
         lr: that step size.
-        critical: what sets the seconds of a step, in words; empty if it was not computed.
+        standard_error: of the seconds of a step, where compute times are random, so that steps are simulated; None elsewhere.
+        critical: what sets the seconds of a step (if compute times are random: that with their means), in words; empty if it was
+            not computed.
         links: the links of the critical cycle, as (source, target).
         remark: why there are no steps.
+        mixing: the network; None for centralized methods.
     """
 
     algorithm: str
@@ -162,9 +187,16 @@ class Timing:
     step_seconds: float
     steps: float
     lr: float | None = None
+    standard_error: float | None = None
     critical: str = ""
     links: tuple[tuple[int, int], ...] = ()
     remark: str = ""
+    mixing: Mixing | None = field(default=None, repr=False, compare=False)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain data, without the network."""
+        values = {one.name: getattr(self, one.name) for one in fields(self) if one.name != "mixing"}
+        return values | {"seconds": self.seconds}
 
     @property
     def seconds(self) -> float:
@@ -240,13 +272,20 @@ class Advice:
     times: tuple[Timing, ...] = ()
     gradients: tuple[GradientCost, ...] = ()
 
+    @property
+    def fastest(self) -> Timing | None:
+        """The fastest choice with a network of its own, which centralized methods have not; None without seconds."""
+        known = (one for one in self.times if one.mixing is not None and isfinite(one.seconds))
+        return min(known, key=lambda one: one.seconds, default=None)
+
     def to_dict(self) -> dict[str, Any]:
         """Return plain data, for JSON: infinite values become None."""
         seconds = {}
         if self.goal is not None:
             seconds = {
                 "goal": asdict(self.goal),
-                "times": [asdict(one) | {"seconds": one.seconds} for one in self.times],
+                "times": [one.to_dict() for one in self.times],
+                "fastest": self.fastest and self.fastest.to_dict() | edges_of(self.fastest.mixing),
                 "gradients": [asdict(one) for one in self.gradients],
             }
         return to_jsonable(

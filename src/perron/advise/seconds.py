@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from math import inf, isfinite
 
+from perron.advise.baselines import PLAIN, averages
 from perron.advise.fewer_bytes import gradient_costs
 from perron.advise.records import Goal, GradientCost, Needs, Timing
 from perron.algorithms import ALGORITHMS
@@ -20,6 +21,7 @@ from perron.algorithms.codecs import wire_sizes
 from perron.clock.candidates import Candidate, candidates, exists, of_nodes, tour
 from perron.clock.clock import Clock
 from perron.errors import PerronError
+from perron.monitor.progress import Bar, OnProgress
 from perron.networks import topologies
 from perron.networks.facts import Network
 from perron.networks.graph import Graph
@@ -28,6 +30,7 @@ from perron.theory.time_to_accuracy import StepsToAccuracy, steps_to_accuracy
 
 TIMED = ("push_pull", "push_pull_pu", "push_pull_atc", "local_push_pull", "exact_diffusion", "extra")
 STEPS_UP_TO = 200  # nodes; beyond, theory takes minutes, and seconds per step are all that is said
+BIASED, LARGE = "biased: reaches no given accuracy", "steps are not predicted for so many nodes"
 FEWEST = (
     0.8  # no candidate takes fewer than this share of the steps on the complete graph: slow ones need no further look
 )
@@ -56,6 +59,7 @@ def compare(
     *,
     algorithms: Sequence[str] | None = None,
     other_graphs: bool = True,
+    progress: bool | OnProgress | None = False,
 ) -> tuple[Timing, ...]:
     """Return the seconds of algorithms on the given network, on other graphs of the same links, and of centralized methods."""
     machines = of_nodes(clock.record, mixing.nodes)
@@ -67,18 +71,20 @@ def compare(
     if other_graphs and n > 1:
         for one in candidates(machines, _size(clock, needs), order=order):
             entries += _on_candidate(names, one)
-    timings = [
-        timing for name in names for timing in _timed([e for e in entries if e.name == name], clock, needs, goal)
-    ]
-    if n > 1:
-        timings += _centralized(mixing, whole, needs, goal, order)
+    timings: list[Timing] = []
+    with Bar(len(entries) + 1, progress, "comparing algorithms and graphs") as bar:
+        done = 0
+        for name in names:
+            same = [e for e in entries if e.name == name]
+            timings += _timed(same, clock, needs, goal, bar, done)
+            done += len(same)
+            bar.update(done)
+        if n > 1:
+            timings += _centralized(mixing, whole, needs, goal, order)
     label = machines.label
     shown = {id(one) for one in shown_timings(timings)}
-    networks = {(e.name, e.graph): e.mixing for e in entries}
     traced = [
-        _traced(one, networks[one.algorithm, one.graph], clock, needs, label)
-        if id(one) in shown and one.algorithm != "centralized"
-        else one
+        _traced(one, one.mixing, clock, needs, label) if id(one) in shown and one.mixing is not None else one
         for one in timings
     ]
     return tuple(sorted(traced, key=lambda one: (one.seconds, one.step_seconds)))
@@ -109,13 +115,20 @@ def words_in_seconds(
 ) -> list[str]:
     """Return the comparison in sentences."""
     known = [one for one in timings if isfinite(one.seconds)]
+    if not known and any(one.remark == LARGE for one in timings):
+        return [f"Steps are predicted for up to {STEPS_UP_TO} nodes; the table has seconds per step only."]
+    if not known and goal.noisy:
+        return [
+            f"No algorithm considered reaches {goal.target:g} of |grad f|^2 at the start: with this noise the target is below "
+            "the floor of every lr above 1e-8 / L. Take a larger target; the table has seconds per step only."
+        ]
     if not known:
         return [
             "No algorithm considered has a stable step on these links' graphs; the table has seconds per step only."
         ]
     fastest = min(known, key=lambda one: one.seconds)
     head = (
-        f"Fastest: {fastest.described}, {shortest(fastest.seconds)} s to {goal.target:g} of |grad f|^2 at the start "
+        f"Fastest: {fastest.described}, {shortest(fastest.seconds)} s until |grad f|^2 is {goal.target:g} of its start "
         f"({fastest.steps:,.0f} steps of {fastest.step_seconds * 1e3:.4g} ms, lr = {fastest.lr:.3g})"
     )
     quickest = min(known, key=lambda one: one.step_seconds)
@@ -137,7 +150,7 @@ def words_in_seconds(
         if group and (best := min(group, key=lambda one: one.seconds)) is not fastest
     ]
     if others:
-        lines.append(f"The best of other kinds, {'; '.join(others)}.")
+        lines.append(f"The fastest of other kinds: {'; '.join(others)}.")
     return lines
 
 
@@ -198,12 +211,16 @@ def _usable(algorithm: Algorithm, network: Network) -> bool:
     return True
 
 
-def _timed(entries: list[_Entry], clock: Clock, needs: Needs, goal: Goal) -> list[Timing]:
-    """The seconds of one algorithm on several graphs; steps only where they can still decide, the shortest step first."""
-    known = []
+def _timed(entries: list[_Entry], clock: Clock, needs: Needs, goal: Goal, bar: Bar, done: int) -> list[Timing]:
+    """The seconds of one algorithm on several graphs; steps only where they can still decide, the shortest step first.
+
+    With random compute times a step takes at least the seconds that it takes with their means, and is simulated only where that
+    can still decide.
+    """
+    known, least_clock = [], clock.changed(compute=clock.times.averaged)
     for entry in entries:
         try:
-            cycle = clock.cycle_time(
+            cycle = least_clock.cycle_time(
                 ALGORITHMS[entry.name], entry.mixing, dim=needs.dim, number=needs.number, trace=False
             )
         except PerronError:
@@ -216,13 +233,20 @@ def _timed(entries: list[_Entry], clock: Clock, needs: Needs, goal: Goal) -> lis
         everyone = Network(Mixing.uniform(topologies.complete(known[0][1].mixing.nodes)))
         complete = _steps(ALGORITHMS[known[0][1].name], everyone, needs, goal)
     least = FEWEST * complete.steps if complete else 1.0
-    best, timings = inf, []
-    for seconds, entry in sorted(known, key=lambda one: one[0]):
+    best, shortest, timings = inf, inf, list[Timing]()
+    for number, (seconds, entry) in enumerate(sorted(known, key=lambda one: one[0])):
+        bar.update(done + number)
         if not entry.given and seconds * least >= best:
             continue
         found = _steps(ALGORITHMS[entry.name], entry.network, needs, goal, inf if entry.given else best / seconds)
-        timings.append(_timing(entry, seconds, found))
-        best = min(best, timings[-1].seconds)
+        one = _timing(entry, seconds, found)
+        if clock.random:
+            if not entry.given and (one.seconds >= best if found else seconds >= shortest):
+                continue
+            cycle = clock.cycle_time(ALGORITHMS[entry.name], entry.mixing, dim=needs.dim, number=needs.number)
+            one = replace(one, step_seconds=cycle.seconds, standard_error=cycle.standard_error)
+        timings.append(one)
+        best, shortest = min(best, one.seconds), min(shortest, one.step_seconds)
     return timings
 
 
@@ -243,10 +267,12 @@ def _steps(
 def _timing(entry: _Entry, seconds: float, found: StepsToAccuracy | None) -> Timing:
     graphs = [entry.mixing.pull_graph] * entry.mixing.has_pull + [entry.mixing.push_graph] * entry.mixing.has_push
     directed = entry.mixing.varies or not all(graph.is_symmetric for graph in graphs) or len({*map(_edges, graphs)}) > 1
+    large = entry.mixing.nodes > STEPS_UP_TO
     return Timing(
         algorithm=entry.name, graph=entry.graph, given=entry.given, plain=entry.plain, directed=directed, step_seconds=seconds,
         steps=found.steps if found else inf, lr=found.lr if found else None,
-        remark="" if found or ALGORITHMS[entry.name].about.exact else "biased: reaches no given accuracy",
+        remark="" if found else BIASED if not ALGORITHMS[entry.name].about.exact else LARGE if large else "",
+        mixing=entry.mixing,
     )  # fmt: skip
 
 
@@ -255,33 +281,19 @@ def _edges(graph: Graph) -> bytes:
 
 
 def _traced(one: Timing, mixing: Mixing, clock: Clock, needs: Needs, label: Callable[[int], str]) -> Timing:
+    clock = clock.changed(compute=clock.times.averaged)
     cycle = clock.cycle_time(ALGORITHMS[one.algorithm], mixing, dim=needs.dim, number=needs.number)
     return replace(one, critical=cycle.describe(label), links=cycle.links)
 
 
 def _centralized(mixing: Mixing, clock: Clock, needs: Needs, goal: Goal, order: list[int]) -> list[Timing]:
     """All-reduce along the ring by number and along a short one, and a parameter server at the best hub."""
-    algorithm = ALGORITHMS["centralized"]
-    found = _steps(algorithm, Network(mixing), needs, goal)
-    kinds = {
-        "all-reduce, ring by number": clock.changed(average="ring", order=None),
-        "all-reduce, ring": clock.changed(average="ring", order=order),
-        "all-reduce, ring reversed": clock.changed(average="ring", order=order[::-1]),
-        "parameter server": clock.changed(average="server"),
-    }
-    timings = {}
-    for name, one in kinds.items():
-        try:
-            seconds = one.cycle_time(algorithm, mixing, dim=needs.dim, number=needs.number, trace=False).seconds
-        except PerronError:  # without the links that it needs
-            continue
-        plain = name in ("all-reduce, ring by number", "parameter server")
-        timings[name] = Timing(
-            algorithm="centralized", graph=name, plain=plain, step_seconds=seconds, steps=found.steps if found else inf,
-            lr=found.lr if found else None, critical="all nodes wait for the average",
-        )  # fmt: skip
-    backward = timings.pop("all-reduce, ring reversed", None)
-    forward = timings.get("all-reduce, ring")
-    if backward is not None and (forward is None or backward.step_seconds < forward.step_seconds):
-        timings["all-reduce, ring"] = replace(backward, graph="all-reduce, ring")  # gloo sends backwards along an order
-    return list(timings.values())
+    found = _steps(ALGORITHMS["centralized"], Network(mixing), needs, goal)
+    return [
+        Timing(
+            algorithm="centralized", graph=name, plain=name in PLAIN, step_seconds=cycle.seconds,
+            steps=found.steps if found else inf, lr=found.lr if found else None, critical="all nodes wait for the average",
+            standard_error=cycle.standard_error if clock.random else None,
+        )
+        for name, cycle in averages(clock, mixing, order, dim=needs.dim, number=needs.number).items()
+    ]  # fmt: skip

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import isfinite
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from perron import networks
@@ -28,15 +29,18 @@ from perron.cli.options import (
     Target,
     Undirected,
     Weights,
+    check_writable,
     flag,
     make_clock,
+    noise_variance,
     option,
+    out_option,
     parse_numbers,
 )
 from perron.errors import PerronError
 
 if TYPE_CHECKING:
-    from perron.advise import Advice, Assessment, Goal, GradientCost, Timing
+    from perron.advise import Advice, Assessment, Goal, GradientCost, Needs, Timing
     from perron.networks.mixing import Mixing
 
 WIDTH = 120  # columns that the table needs
@@ -72,7 +76,11 @@ def advise(
     smoothness: Annotated[float | None, option("--smoothness", "L", "L, the largest curvature (default: 1).")] = None,
     noise: Annotated[
         float | None,
-        option("--noise", "SIGMA", "sigma, the noise of a node's gradient: E|noise|^2 = sigma^2 (default: 1)."),
+        option(
+            "--noise",
+            "SIGMA",
+            "sigma, the noise of a node's gradient: E|noise|^2 = sigma^2 (default: 1; seconds are without noise unless given).",
+        ),
     ] = None,
     gap: Annotated[float | None, option("--gap", "DELTA", "Delta, how far the loss has to fall (default: 1).")] = None,
     steps: Annotated[int, option("--steps", "T", "T, how many steps you can afford.", min=1)] = 10_000,
@@ -97,6 +105,12 @@ def advise(
     only_given: Annotated[
         bool, flag("--only-given", "Seconds of the given network only, not of other graphs on the same links.", LINKS)
     ] = False,
+    out: Annotated[
+        Path | None,
+        out_option(
+            "With --links: write the network that takes the fewest seconds, for perron.read_mixing.", "FILE.npz"
+        ),
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Advise on a network: its limits, an algorithm and a step.
@@ -108,16 +122,18 @@ def advise(
     perron advise my-network.graphml --smoothness 4 --noise 2 --dim 100000
     perron advise ring --nodes 12 --problem logistic --json
     perron advise exponential --links gaia --size 5.62e6 --compute 0.0254
-    perron advise exponential --links gaia --size 5.62e6 --compute 0.0254 --wire int4
+    perron advise exponential --links gaia --size 5.62e6 --compute 0.0254 --wire int4 --out network.npz
     """
     from perron.advise import Needs
     from perron.advise import advise as advise_on
+    from perron.theory.time_to_accuracy import CONDITION
 
     settings = parse_numbers(options)
+    check_writable(out, ".npz")
     clock = make_clock(links, size, compute, protocol, receive_ahead, route=route)
-    if clock is None and (target is not None or condition is not None or only_given):
+    if clock is None and (target is not None or condition is not None or only_given or out is not None):
         raise PerronError(
-            "--target, --condition and --only-given are for seconds: add --links FILE, or a preset, as gaia."
+            "--target, --condition, --only-given and --out are for seconds: add --links FILE, or a preset, as --links gaia."
         )
     if clock is not None and nodes is None and not networks.is_file(network):
         nodes = clock.record.nodes
@@ -134,9 +150,7 @@ def advise(
         and clock.record.nodes == len(labels)
     ):
         labels = list(clock.record.labels)
-    if noise is not None and not 0 <= noise < 1e150:
-        raise PerronError(f"--noise is a standard deviation, a number that is not negative; got {noise}.")
-    given = {"smoothness": smoothness, "noise_var": None if noise is None else noise**2, "gap": gap, "dim": dim}
+    given = {"smoothness": smoothness, "noise_var": noise_variance(noise), "gap": gap, "dim": dim}
     constants = _estimate(problem, mixing.nodes, notes) if problem is not None else {}
     constants |= {name: value for name, value in (given | {"wire": wire}).items() if value is not None}
 
@@ -153,15 +167,30 @@ def advise(
             family=None if fixed or clock is not None else family,
             labels=labels,
             clock=clock,
-            target=(1e-8 if noise is None else 1e-4) if target is None else target,
-            condition=50.0 if condition is None else condition,
+            target=target,
+            condition=CONDITION if condition is None else condition,
             noisy=noise is not None and noise > 0,
             other_graphs=not only_given,
+            progress=None,
         )
+    if out is not None:
+        notes.append(_written(advice, out))
     if as_json:
         write_json(advice.to_dict() | {"notes": notes})
     else:
         _print(advice, notes, labels)
+
+
+def _written(advice: Advice, out: Path) -> str:
+    """Write the network of the fastest choice, and return a note."""
+    from perron.networks.files import write_mixing
+
+    one = advice.fastest
+    if one is None or one.mixing is None:
+        raise PerronError(f"No network considered reaches the target, so that none is written to {out}.")
+    note = f"written to {write_mixing(one.mixing, out)}: the network of {one.described}; lr = {one.lr:.4g}"
+    faster = min(advice.times, key=lambda other: other.seconds)
+    return note if faster is one else f"{note}; {faster.described} is faster and has no network of its own"
 
 
 def _estimate(problem: str, nodes: int, notes: list[str]) -> dict[str, Any]:
@@ -188,9 +217,11 @@ def _print(advice: Advice, notes: list[str], labels: list[str]) -> None:
 
     screen = console(WIDTH)
     screen.width = max(screen.width, WIDTH)
+    from perron.advise.seconds import words_in_seconds
+
     needs, metrics = advice.needs, advice.metrics
     if advice.goal is not None:
-        _print_seconds(advice.times, advice.goal, screen)
+        _print_seconds(advice.times, advice.goal, needs, screen)
         _print_gradients(advice.gradients, screen)
     unit = "bytes/step" if needs.dim is not None else "d-vectors/step"
     columns = ("algorithm", "family", "stable lr", "lr", "floor", "from step", "speedup", unit, "")
@@ -217,38 +248,51 @@ def _print(advice: Advice, notes: list[str], labels: list[str]) -> None:
         screen.print(
             "slope: derivative of the number by the weight of the link; node: the node whose choice of weights matters most.\n"
         )
-    for line in [*advice.words, *notes]:
+    said = words_in_seconds(advice.times, advice.goal) if advice.goal is not None else []
+    for line in [*(line for line in advice.words if line not in said), *notes]:
         screen.print(f"- {line}", highlight=False, markup=False)
 
 
-def _print_seconds(times: Sequence[Timing], goal: Goal, screen: Any) -> None:
+def _print_seconds(times: Sequence[Timing], goal: Goal, needs: Needs, screen: Any) -> None:
     """Print algorithms and graphs in seconds, fastest first."""
     from rich.box import SIMPLE
     from rich.table import Table
     from rich.text import Text
 
-    from perron.advise.seconds import shown_timings
+    from perron.advise.seconds import shown_timings, words_in_seconds
 
-    noise = ", with noise" if goal.noisy else ""
-    title = Text(f"Seconds to {goal.target:g} of |grad f|^2 at the start; condition number {goal.condition:g}{noise}")
+    noise = f"sigma^2 = {needs.noise_var:.4g}" if goal.noisy else "no noise"
+    title = Text(f"Seconds until |grad f|^2 is {goal.target:g} of its start; L / mu = {goal.condition:g}, {noise}")
     table = Table("algorithm", "graph", title=title, box=SIMPLE)
     for name in ("ms/step", "steps", "seconds", "lr"):
         table.add_column(name, justify="right")
-    table.add_column("critical", max_width=60)
-    for number, one in enumerate(shown_timings(times)):
+    table.add_column("critical cycle", max_width=60)
+    shown = shown_timings(times)
+    for number, one in enumerate(shown):
         known = isfinite(one.seconds)
+        error = one.standard_error or 0.0
+        spread = f" ± {1e3 * error:.1g}" if error > 1e-4 * one.step_seconds else ""
         cells = [
-            one.algorithm, one.graph, f"{one.step_seconds * 1e3:.4g}", f"{one.steps:,.0f}" if known else "-",
+            one.algorithm, one.graph, f"{one.step_seconds * 1e3:.4g}{spread}", f"{one.steps:,.0f}" if known else "-",
             f"{one.seconds:.3g}" if known else "-", "-" if one.lr is None else f"{one.lr:.3g}",
             one.critical or one.remark,
         ]  # fmt: skip
         table.add_row(*(Text(cell, style="bold" if number == 0 and known else "") for cell in cells))
     screen.print(table)
-    screen.print(
-        "The best graph of each algorithm, and the given network; ms/step: in the long run, set by the critical cycle;\n"
-        "steps: at the best lr, by theory; one of local_push_pull has 4 gradients. lr is in units of 1/L if L was not given.\n",
-        highlight=False,
+    legend = (
+        "The best graph of each algorithm, and the given network. ms/step: in the long run, set by the critical cycle, of nodes "
+        "that wait for each other; steps: predicted, at the best lr, in units of 1/L if L was not given. A step of "
+        "local_push_pull has 4 gradients. By number: made without knowing the links; in ring order: along a short ring."
     )
+    if any(one.standard_error is not None for one in shown):
+        legend += (
+            " Compute times are random: ms/step are simulated, with standard errors above 0.01 %. Which cycle is critical is "
+            "not known; the column shows that with the mean times."
+        )
+    screen.print(f"{legend}\n", highlight=False)
+    for line in words_in_seconds(times, goal):
+        screen.print(f"- {line}", highlight=False, markup=False)
+    screen.print()
 
 
 def _print_gradients(costs: Sequence[GradientCost], screen: Any) -> None:

@@ -27,6 +27,7 @@ from perron.cli.options import (
     flag,
     make_clock,
     network_argument,
+    noise_variance,
     option,
     out_option,
     parse_numbers,
@@ -76,6 +77,15 @@ def design(
     compute: ComputeTime = None,
     target: Target = None,
     condition: Condition = None,
+    noise: Annotated[
+        float | None,
+        option(
+            "--noise",
+            "SIGMA",
+            "Goal time: sigma, the noise of a node's gradient, where |grad f|^2 is 2 at the start (default: 0).",
+            LINKS,
+        ),
+    ] = None,
     protocol: ProtocolName = None,
     receive_ahead: ReceiveAhead = None,
     route: Route = False,
@@ -85,7 +95,8 @@ def design(
         option(
             "--algorithm",
             "NAME",
-            "Goal time: an algorithm to consider; repeatable (default: push_pull in three orders, exact_diffusion, extra).",
+            "Goal time: an algorithm to consider; repeatable (default: push_pull in three orders, local_push_pull, "
+            "exact_diffusion, extra).",
             LINKS,
             choices=_names.ALGORITHMS,
         ),
@@ -119,9 +130,11 @@ def design(
             raise PerronError(f"--goal time searches among all graphs of the links; leave out {network!r}.")
         kind = "any" if directed == undirected else "directed" if directed else "undirected"
         settings = {"target": target, "condition": condition, "tries": tries, "algorithms": algorithm, "nodes": nodes}
+        if noise:
+            settings |= {"noise_var": noise_variance(noise), "start": 2.0}  # as in perron advise: 2 L Delta
         _search(clock, kind, settings | {"seed": seed}, out, as_json=as_json)
         return
-    if clock is not None or directed or algorithm or (target, condition, tries) != (None, None, None):
+    if clock is not None or directed or algorithm or any(one is not None for one in (target, condition, tries, noise)):
         raise PerronError(f"--links and options of its group are for --goal time; got --goal {goal}.")
     if network is None:
         raise PerronError("Which network? Name a topology or a file, as in perron design ring --nodes 8.")
@@ -177,7 +190,12 @@ def _search(clock: Clock, kind: Any, settings: dict[str, Any], out: Path | None,
     if as_json:
         write_json(found.to_dict() | {"notes": notes})
         return
-    print_table(
-        COLUMNS, [one.row() for one in found.candidates], title=f"{sum(found.evaluations.values())} networks tried"
+    tried = f"{sum(found.evaluations.values())} networks tried"
+    print_table(COLUMNS, found.rows(), title=f"{found.goal}; {tried}")
+    print_lines(
+        "X | Y, and m + n links: models are pulled along the first graph, trackers pushed along the second. improved: by the",
+        "search. steps: predicted, at the best lr, in units of 1/L; a step of local_push_pull has 4 gradients. By number: made",
+        "without knowing the links; in ring order: along a short ring. centralized: for comparison, without a graph.",
+        "",
     )
     print_lines(*(f"- {line}" for line in notes))

@@ -71,6 +71,14 @@ def graph(
     perron graph A.csv --push B.csv
     perron graph exponential --links gaia --size 5.62e6 --compute 0.0254
     """
+    if (
+        network is None
+        and not show_list
+        and any(given is not None for given in (links, size, compute, protocol, receive_ahead))
+    ):
+        raise PerronError(
+            "Which network on these links? Name a topology or a file, as in perron graph ring --links gaia."
+        )
     if show_list or network is None:
         if (
             any(given is not None for given in (nodes, weights, seed, options, push, picture))
@@ -113,7 +121,9 @@ def graph(
     if clock is not None:
         with waiting("computing the time of a step"):
             steps = _times_of_steps(clock, mixing)
-        notes += [f"{name}: {one['ms']:.4g} ms per step, set by {one['critical']}" for name, one in steps.items()]
+        for name, one in steps.items():
+            link = ", set by " if one["known"] else "; "
+            notes.append(f"{name}: {one['ms']:.4g} ms per step{link}{one['critical']}")
     if as_json:
         edges = max(side.edges for side in (metrics.pull, metrics.push) if side)
         times = {"steps": steps} if clock is not None else {}
@@ -134,7 +144,7 @@ def _times_of_steps(clock: Clock, mixing: Mixing) -> dict[str, dict[str, Any]]:
         cycle = clock.cycle_time(ALGORITHMS[name], mixing)
         found[name] = {
             "ms": cycle.seconds * 1e3, "critical": cycle.describe(clock.record.label), "links": cycle.links,
-            "exact": cycle.exact,
+            "exact": cycle.exact, "known": bool(cycle.critical),
         }  # fmt: skip
     return found
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -150,13 +151,24 @@ LinksFile = Annotated[
         choices=_names.PRESETS,
     ),
 ]
-Size = Annotated[float | None, option("--size", "BYTES", "Bytes of one model vector on the wire.", LINKS)]
+Size = Annotated[
+    float | None,
+    option(
+        "--size",
+        "BYTES",
+        "Bytes of one model vector, as 4 times the parameters (not of all messages of a step: methods that send two vectors are "
+        "counted with two).",
+        LINKS,
+    ),
+]
 ComputeTime = Annotated[
     str | None,
     option(
         "--compute",
         "SECONDS",
-        "Seconds of one gradient, or a distribution, as 'exponential(0.1)' (default: that of the links' file, or 0).",
+        "Seconds of one gradient; one for each node, as 0.1,0.2,0.1; or a distribution, as 'exponential(0.1)', "
+        "'lognormal(MEAN,SIGMA)', 'stragglers(BASE,CHANCE,MORE)' or a .csv of measured seconds (default: that of the links' "
+        "file, or 0).",
         LINKS,
     ),
 ]
@@ -172,18 +184,43 @@ ProtocolName = Annotated[
 ]
 ReceiveAhead = Annotated[
     int | None,
-    option("--receive-ahead", "STEPS", "Steps by which receives are posted in advance (default: 0).", LINKS, min=0),
+    option(
+        "--receive-ahead",
+        "STEPS",
+        "Steps by which receives are posted in advance, as receive_ahead of perron.Decentralized (0 to 16; default: 2).",
+        LINKS,
+        min=0,
+        max=16,
+    ),
 ]
 Route = Annotated[bool, flag("--route", "Pairs without a link use the path of least latency.", LINKS)]
 Condition = Annotated[
     float | None,
-    option("--condition", "KAPPA", "L / mu of the losses, on which steps depend (default: 50).", LINKS, min=1),
+    option(
+        "--condition",
+        "KAPPA",
+        "L / mu of the losses, on which the number of steps depends (default: 50).",
+        LINKS,
+        min=1,
+    ),
 ]
 Target = Annotated[
     float | None,
-    option("--target", "RATIO", "The share of |grad f|^2 at the start that may remain (default: 1e-8).", LINKS),
+    option(
+        "--target",
+        "RATIO",
+        "Seconds until |grad f|^2 is this share of its value at the start, between 0 and 1 (default: 1e-8; 1e-4 with --noise).",
+        LINKS,
+    ),
 ]
 Json = Annotated[bool, flag("--json", "Print one JSON document, for programs.", OUTPUT)]
+
+
+def noise_variance(noise: float | None) -> float | None:
+    """Return sigma^2 of --noise SIGMA."""
+    if noise is not None and not 0 <= noise < 1e150:
+        raise PerronError(f"--noise is a standard deviation, a number that is not negative; got {noise}.")
+    return None if noise is None else noise**2
 
 
 def check_writable(out: Path | None, *suffixes: str) -> None:
@@ -212,6 +249,19 @@ def parse_numbers(pairs: list[str] | None) -> dict[str, Any]:
     return options
 
 
+def parse_compute(text: str) -> Any:
+    """Return --compute: a number or distribution, or a list of them, as ``0.1,0.2`` or ``[0.1, exponential(0.2)]``."""
+    inside = text.strip()
+    bracketed = inside.startswith("[") and inside.endswith("]")
+    inside = inside[1:-1] if bracketed else inside
+    parts = [part.strip().strip("'\"") for part in re.split(r",(?![^()]*\))", inside)]
+    if inside.lower().endswith(".csv") and not bracketed:
+        return text
+    if not all(parts):
+        raise PerronError(f"--compute is one time, or one for each node, as 0.1,0.2,0.1; got {text!r}.")
+    return parts if bracketed or len(parts) > 1 else parts[0]
+
+
 def make_clock(
     links: str | None, size: float | None, compute: str | None, protocol: str | None, ahead: int | None, *, route: bool
 ) -> Clock | None:
@@ -224,5 +274,11 @@ def make_clock(
     from perron.clock import Clock, Machines
 
     machines = Machines.read(links, route=route)
-    settings: dict[str, Any] = {"compute": compute, "size": size, "protocol": protocol, "ahead": ahead}
+    times = None if compute is None else parse_compute(compute)
+    if isinstance(times, list) and machines.nodes not in (None, len(times)):
+        raise PerronError(
+            f"--compute has {len(times)} value{'s' * (len(times) > 1)} for {machines.nodes} nodes; give one for all nodes, or "
+            f"{machines.nodes} with commas between."
+        )
+    settings: dict[str, Any] = {"compute": times, "size": size, "protocol": protocol, "ahead": ahead}
     return Clock(machines, **{name: value for name, value in settings.items() if value is not None})

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import re
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from math import isfinite, sqrt
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -15,7 +16,9 @@ from torch import Tensor
 
 from perron._typing import FloatArray
 from perron.errors import FileError, PerronError, brief
-from perron.random import COMPUTE, Keyed
+from perron.random import BLOCK, COMPUTE, Keyed
+
+KEPT = 32  # blocks of draws, of up to half a megabyte each
 
 FORMS = (
     "0.1, exponential(MEAN), lognormal(MEAN, SIGMA), stragglers(BASE, CHANCE, MORE), or a .csv file of measured seconds"
@@ -93,6 +96,12 @@ class Compute:
         """Whether times are drawn."""
         return any(isinstance(one, Distribution) for one in self.parts)
 
+    @property
+    def averaged(self) -> Compute:
+        """Every distribution replaced by its mean; seconds per step are then never more, since they are convex in these times."""
+        means = [one.mean if isinstance(one, Distribution) else one for one in self.parts]
+        return Compute(means[0] if self.nodes is None else means)
+
     def means(self, nodes: int) -> FloatArray:
         """The mean seconds of each node, ``(n,)``."""
         means = np.array([one.mean if isinstance(one, Distribution) else one for one in self.parts])
@@ -100,28 +109,48 @@ class Compute:
 
     def sampler(self, nodes: int, *, seed: int, trials: Sequence[int]) -> Callable[[int], FloatArray]:
         """Return a function of the number of a draw that returns seconds, ``(trials, n)``."""
-        keyed = Keyed(seed, trials=trials, nodes=nodes, stream=COMPUTE)
-        means = self.means(nodes)
-        if self.nodes is None:
-            (one,) = (part for part in self.parts if isinstance(part, Distribution))
-            return lambda draw: one.transform(keyed.uniform(draw)[..., 0]).numpy()
-        groups: dict[Distribution, list[int]] = {}
-        for node, part in enumerate(self.parts):
-            if isinstance(part, Distribution):
-                groups.setdefault(part, []).append(node)
+        which, parts = tuple(trials), tuple(self.parts)
+        many = BLOCK // max(1, len(which) * nodes)  # draws at a time
+        if many <= 1:
+            keyed = Keyed(seed, trials=which, nodes=nodes, stream=COMPUTE)
+            return lambda draw: _seconds(parts, keyed.uniform(draw)[..., 0])
+        current: tuple[int, FloatArray] = (-1, np.empty(0))
 
-        def draws(draw: int) -> FloatArray:
-            uniform = keyed.uniform(draw)[..., 0]
-            seconds = np.tile(means, (len(trials), 1))
-            for part, which in groups.items():
-                seconds[:, which] = part.transform(uniform[:, which]).numpy()
-            return seconds
+        def drawn(draw: int) -> FloatArray:
+            nonlocal current
+            if current[0] != draw // many:
+                current = (draw // many, _block(parts, nodes, seed, which, draw // many, many))
+            return current[1][draw % many]
 
-        return draws
+        return drawn
 
     def __str__(self) -> str:
         texts = [str(one) if isinstance(one, Distribution) else f"{one:g}" for one in self.parts]
         return texts[0] if self.nodes is None else f"[{', '.join(texts)}]"
+
+
+def _seconds(parts: tuple[float | Distribution, ...], uniform: Tensor) -> FloatArray:
+    """Turn numbers uniform in (0, 1) into seconds, ``(..., n)``."""
+    if len(parts) == 1:  # random, and of all nodes
+        return parts[0].transform(uniform).numpy()  # type: ignore[union-attr]
+    groups: dict[float | Distribution, list[int]] = {}
+    for node, part in enumerate(parts):
+        groups.setdefault(part, []).append(node)
+    seconds = np.empty(uniform.shape)
+    for part, which in groups.items():
+        seconds[..., which] = part.transform(uniform[..., which]).numpy() if isinstance(part, Distribution) else part
+    return seconds
+
+
+@lru_cache(maxsize=KEPT)
+def _block(
+    parts: tuple[float | Distribution, ...], nodes: int, seed: int, trials: tuple[int, ...], number: int, many: int
+) -> FloatArray:
+    """Seconds of consecutive draws, ``(draws, trials, n)``; kept, since all candidates are compared under the same times."""
+    uniform = Keyed(seed, trials=trials, nodes=nodes, stream=COMPUTE).uniform(number, many)
+    seconds = _seconds(parts, uniform.permute(2, 0, 1))
+    seconds.flags.writeable = False
+    return seconds
 
 
 def _parse(given: Any) -> float | Distribution:

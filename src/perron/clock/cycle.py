@@ -21,7 +21,10 @@ if TYPE_CHECKING:
 
 EXACT_UP_TO = 700  # entries of the clock's state; beyond, steps are simulated
 TRACED_UP_TO = 5_000_000  # links times steps of a critical cycle that are followed one by one
-SIMULATED, TRIALS = 2000, 8  # steps and trials where compute times are random
+SIMULATED = 2000  # steps over which times are measured, after as many that are not
+DRAWN = 200, 64  # gradients and trials where compute times are random; many trials at a time cost little more than one
+RANDOM = "the critical cycle is not known for random compute times"
+MANY = "the critical cycle is not known for networks so large, or that never repeat"
 
 
 @dataclass(frozen=True)
@@ -30,11 +33,12 @@ class CycleTime:
 
     Attributes:
         seconds: per step.
-        critical: what follows what on the critical cycle, which takes ``steps`` steps; empty if it was not computed.
+        critical: what follows what on the critical cycle, which takes ``steps`` steps; empty if it is not known.
         steps: length of the critical cycle in steps.
         exact: whether the seconds are a maximum cycle mean, or measured on simulated steps.
         standard_error: of simulated seconds with random compute times; nan otherwise.
         alike: whether all nodes and links are alike, so that none of them is critical alone.
+        unknown: why there is no critical cycle, in words.
     """
 
     seconds: float
@@ -43,6 +47,7 @@ class CycleTime:
     exact: bool = True
     standard_error: float = float("nan")
     alike: bool = False
+    unknown: str = "the critical cycle was not computed"
 
     def __float__(self) -> float:
         return self.seconds
@@ -62,9 +67,9 @@ class CycleTime:
         return {kind: seconds for kind, seconds in sums.items() if seconds}
 
     def describe(self, label: Callable[[int], str] = str) -> str:
-        """Return the critical cycle in words."""
+        """Return the critical cycle in words, or why it is not known."""
         if not self.critical:
-            return "not traced"
+            return self.unknown
         heaviest: dict[tuple[int, int], float] = {}
         for part in self.critical:
             if part.link is not None:
@@ -107,13 +112,17 @@ def exact_cycle_time(recursion: Recursion, compute: FloatArray, *, trace: bool =
     links = max((len(recursion.links.at(batch, 0).sources) for batch in recursion.batches), default=1)
     if trace and links * len(cycle) * period <= TRACED_UP_TO and not recursion.averages:
         critical = trace_cycle(recursion, compute, cycle[0], len(cycle) * period)
-    return CycleTime(mean / period, critical, len(cycle) * period, alike=recursion.uniform)
+    unknown = "all nodes wait for the average" if recursion.averages else CycleTime.unknown
+    return CycleTime(mean / period, critical, len(cycle) * period, alike=recursion.uniform, unknown=unknown)
 
 
 def simulated_cycle_time(recursion: Recursion, start: Callable[[Sequence[int]], Timer]) -> CycleTime:
     """Return the slope of simulated times: (t_2K - t_K) / K."""
-    timer = start(range(TRIALS))
-    many = ceil(min(max(SIMULATED, 5 * recursion.nodes), 2e8 / (1 + _links(recursion)) / TRIALS))
+    trials = min(DRAWN[1], max(8, 4096 // recursion.nodes))
+    timer = start(range(trials))
+    random = len(timer.times.now) > 1
+    steps = ceil(DRAWN[0] / max(1, recursion.tape.gradients)) if random else SIMULATED
+    many = ceil(min(max(steps, 5 * recursion.nodes), 2e8 / (1 + _links(recursion)) / (trials if random else 8)))
     many = max(50, many)
     for step in range(many):
         timer.advance(step)
@@ -121,8 +130,14 @@ def simulated_cycle_time(recursion: Recursion, start: Callable[[Sequence[int]], 
     for step in range(many, 2 * many):
         timer.advance(step)
     slopes = (timer.seconds - half) / many
-    error = standard_error(slopes) if len(timer.times.now) > 1 else float("nan")
-    return CycleTime(float(slopes.mean()), exact=False, standard_error=error, alike=recursion.uniform)
+    error = standard_error(slopes) if random else float("nan")
+    return CycleTime(
+        float(slopes.mean()),
+        exact=False,
+        standard_error=error,
+        alike=recursion.uniform,
+        unknown=RANDOM if random else MANY,
+    )
 
 
 def _links(recursion: Recursion) -> int:

@@ -17,8 +17,9 @@ import numpy as np
 
 from perron._registry import lookup
 from perron._typing import check_whole
+from perron.advise.baselines import PLAIN, averages
 from perron.algorithms import ALGORITHMS
-from perron.clock.candidates import Candidate, candidates, of_nodes
+from perron.clock.candidates import Candidate, candidates, of_nodes, tour
 from perron.clock.clock import Clock
 from perron.clock.overlays import delays
 from perron.design.designer import design
@@ -27,12 +28,14 @@ from perron.design.symmetric import fastest_symmetric
 from perron.design.time_records import FastestGraph, TimedNetwork
 from perron.errors import PerronError
 from perron.monitor.progress import Bar, OnProgress
+from perron.networks import topologies
 from perron.networks.graph import Graph
 from perron.networks.mixing import Mixing
 from perron.theory.recursion import single_threaded
-from perron.theory.time_to_accuracy import curvatures_of, steps_to_accuracy
+from perron.theory.time_to_accuracy import CONDITION, StepsToAccuracy, check_target, curvatures_of, steps_to_accuracy
 
-DIRECTED, UNDIRECTED = ("push_pull", "push_pull_pu", "push_pull_atc"), ("exact_diffusion", "extra")
+DIRECTED = ("push_pull", "push_pull_pu", "push_pull_atc", "local_push_pull")
+UNDIRECTED = ("exact_diffusion", "extra")
 LARGEST = 120  # nodes: theory is dense, and a search evaluates hundreds of networks
 PAIRED = 4  # of the best starts, of which models use one and trackers another
 CLIMBS = 2  # starts from which the search climbs
@@ -49,8 +52,8 @@ def fastest_graph(
     algorithms: Sequence[str] | None = None,
     tries: int = 300,
     seed: int = 0,
-    target: float = 1e-8,
-    condition: float = 50.0,
+    target: float | None = None,
+    condition: float = CONDITION,
     smoothness: float = 1.0,
     noise_var: float = 0.0,
     start: float = 1.0,
@@ -68,8 +71,8 @@ def fastest_graph(
         clock: machines and links, with the ``size`` of a model vector.
         nodes: their number, if the machines are those of any number.
         kind: the graphs that are considered.
-        algorithms: their names; by default Push-Pull in its three orders, exact diffusion and EXTRA. Those that need symmetric
-            weights get undirected graphs with Metropolis weights, others digraphs with equal weights.
+        algorithms: their names; by default Push-Pull in its three orders and with local steps, exact diffusion and EXTRA.
+            Those that need symmetric weights get undirected graphs with Metropolis weights, others digraphs with equal weights.
         tries: networks that are evaluated for each algorithm.
         seed: of the search.
         target, condition, smoothness, noise_var, start: see `perron.theory.steps_to_accuracy`.
@@ -78,11 +81,13 @@ def fastest_graph(
 
     Example:
         >>> import perron
-        >>> found = fastest_graph(perron.Clock("gaia", compute=0.0254, size=5.62e6), tries=40, weights=False)
+        >>> clock = perron.Clock("gaia", compute=0.0254, size=5.62e6)
+        >>> found = fastest_graph(clock, algorithms=["push_pull_pu", "exact_diffusion"], tries=40, weights=False)
         >>> found.best.algorithm, found.best.directed
         ('exact_diffusion', False)
     """
     names = _names(kind, algorithms)
+    target = check_target(target, noisy=noise_var > 0)
     check_whole("tries", tries, low=1)
     rng_seed = check_whole("The seed of a search", seed)
     if clock.size is None:
@@ -98,6 +103,7 @@ def fastest_graph(
         clock.changed(machines=machines), target,
         {"condition": condition, "smoothness": smoothness, "noise_var": noise_var, "start": start},
     )  # fmt: skip
+    baselines = task.baselines()
     starts = candidates(machines, float(clock.size))
     searches = [_Search(task, name, tries, np.random.default_rng([rng_seed, k])) for k, name in enumerate(names)]
     interrupted = False
@@ -125,10 +131,12 @@ def fastest_graph(
     shown = [one for search in searches for one in search.summary()]
     shown += [designed] if designed is not None and designed is best else []
     plain = min((one for one in seen if one.plain), key=lambda one: one.seconds, default=None)
-    cycle = task.clock.cycle_time(ALGORITHMS[best.algorithm], best.mixing)
+    critical = task.at_means.cycle_time(ALGORITHMS[best.algorithm], best.mixing).describe(machines.label)
+    if clock.random:
+        critical = f"a cycle that is not known, as compute times are random; with their means by {critical}"
     return FastestGraph(
-        best, tuple(sorted(shown, key=lambda one: one.seconds)), plain, designed, cycle.describe(machines.label),
-        {search.name: search.count for search in searches}, interrupted,
+        best, tuple(sorted(shown, key=lambda one: one.seconds)), plain, designed, critical,
+        {search.name: search.count for search in searches}, baselines, target, condition, noise_var, interrupted,
     )  # fmt: skip
 
 
@@ -163,11 +171,37 @@ class _Task:
     tell: Callable[[], None] = field(default=lambda: None)
 
     @cached_property
+    def at_means(self) -> Clock:
+        """The clock with the means of random compute times, with which steps take no longer than with these."""
+        return self.clock.changed(compute=self.clock.times.averaged) if self.clock.random else self.clock
+
+    @cached_property
     def descent(self) -> float:
-        """The steps of gradient descent, which are those of all-reduce."""
-        alone = Mixing([[1.0]], [[1.0]])
-        found = steps_to_accuracy(ALGORITHMS["centralized"], alone, self.target, **self.needs)
-        return found.steps if found else 1.0
+        """The steps of gradient descent on the average of all losses, which are those of all-reduce."""
+        return self.everyone.steps
+
+    @cached_property
+    def everyone(self) -> StepsToAccuracy:
+        """What gradient descent needs."""
+        mixing = Mixing.uniform(topologies.complete(self.clock.record.graph.nodes))
+        found = steps_to_accuracy(ALGORITHMS["centralized"], mixing, self.target, **self.needs)
+        if found is None:
+            raise PerronError(
+                f"With noise_var={self.needs['noise_var']:g}, target={self.target:g} is below the floor of every lr above "
+                "1e-8 / L; take a larger target."
+            )
+        return found
+
+    def baselines(self) -> tuple[TimedNetwork, ...]:
+        """All-reduce and a parameter server on the same links."""
+        machines, found = self.clock.record, self.everyone
+        mixing = Mixing.uniform(topologies.complete(machines.graph.nodes))
+        order = tour(machines, float(self.clock.size or 0.0)).tolist()
+        timed = [
+            TimedNetwork("centralized", name, mixing, cycle.seconds, found.steps, found.lr, plain=name in PLAIN)
+            for name, cycle in averages(self.clock, mixing, order).items()
+        ]
+        return tuple(sorted(timed, key=lambda one: one.seconds))
 
     def least(self, algorithm: str) -> float:
         """A lower bound on the steps: a share of those of gradient descent, for each gradient of a step."""
@@ -175,12 +209,14 @@ class _Task:
 
     def timed(self, algorithm: str, name: str, mixing: Mixing, best: TimedNetwork | None = None) -> TimedNetwork:
         """Evaluate a network; roughly, where it is clearly slower than the best one."""
-        seconds = self.clock.cycle_time(ALGORITHMS[algorithm], mixing, trace=False).seconds
+        seconds = self.at_means.cycle_time(ALGORITHMS[algorithm], mixing, trace=False).seconds
         bound = inf if best is None else best.seconds / seconds
         if self.least(algorithm) >= bound:
             return TimedNetwork(algorithm, name, mixing, seconds, inf, nan)
         guess = best.lr if best is not None and best.seconds < inf else None
         found = steps_to_accuracy(ALGORITHMS[algorithm], mixing, self.target, guess=guess, enough=bound, **self.needs)
+        if self.clock.random and found and found.steps < bound:
+            seconds = self.clock.cycle_time(ALGORITHMS[algorithm], mixing).seconds
         return TimedNetwork(algorithm, name, mixing, seconds, found.steps if found else inf, found.lr if found else nan)
 
     def with_weights(self, best: TimedNetwork) -> TimedNetwork | None:
@@ -306,7 +342,7 @@ class _Search:
 
     def _critical(self, one: TimedNetwork) -> list[tuple[int, int]]:
         """The links of the critical cycle, as (target, source)."""
-        cycle = self.task.clock.cycle_time(ALGORITHMS[self.name], one.mixing)
+        cycle = self.task.at_means.cycle_time(ALGORITHMS[self.name], one.mixing)
         return [(target, source) for source, target in cycle.links]
 
     def _changed(self, pair: tuple[Links, Links], critical: list[tuple[int, int]]) -> tuple[Links, Links] | None:

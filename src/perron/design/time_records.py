@@ -45,7 +45,7 @@ class TimedNetwork:
 
     def row(self) -> tuple[str, ...]:
         """Return the cells of a table: algorithm, graph, links, ms/step, steps, seconds, lr."""
-        links = f"{len(self.mixing.pull_graph.edges)}"
+        links = "-" if self.algorithm == "centralized" else f"{len(self.mixing.pull_graph.edges)}"
         if self.mixing.push_graph != self.mixing.pull_graph:
             links += f" + {len(self.mixing.push_graph.edges)}"
         steps, seconds = (f"{self.steps:,.0f}", f"{self.seconds:.4g}") if isfinite(self.steps) else ("-", "-")
@@ -75,6 +75,8 @@ class FastestGraph:
         designed: the winner with designed weights, whether they are faster or not; None if they were not tried.
         critical: what sets the seconds of a step, in words.
         evaluations: of networks, by algorithm.
+        baselines: all-reduce and a parameter server on the same links, fastest first; no graph is sought for them.
+        target, condition, noise_var: what seconds are counted to, see `perron.theory.steps_to_accuracy`.
         interrupted: whether the search was interrupted, so that there was less effort than asked for.
     """
 
@@ -84,12 +86,26 @@ class FastestGraph:
     designed: TimedNetwork | None
     critical: str
     evaluations: dict[str, int]
+    baselines: tuple[TimedNetwork, ...]
+    target: float
+    condition: float
+    noise_var: float
     interrupted: bool = False
 
     @property
     def mixing(self) -> Mixing:
         """The winning network."""
         return self.best.mixing
+
+    def rows(self) -> list[tuple[str, ...]]:
+        """Return the cells of a table of candidates and baselines, fastest first."""
+        return [one.row() for one in sorted((*self.candidates, *self.baselines), key=lambda one: one.seconds)]
+
+    @property
+    def goal(self) -> str:
+        """What seconds are counted to, in words."""
+        noise = f"sigma^2 = {self.noise_var:.4g}" if self.noise_var else "no noise"
+        return f"Seconds until |grad f|^2 is {self.target:g} of its start; L / mu = {self.condition:g}, {noise}"
 
     @property
     def notes(self) -> list[str]:
@@ -103,6 +119,12 @@ class FastestGraph:
                 lines.append(
                     f"best {kind}: {other.algorithm}, {other.name}: {other.seconds / best.seconds:.3g} times the seconds"
                 )
+        if self.baselines:
+            compared = [f"{one.name}: {one.seconds / best.seconds:.3g} times the seconds" for one in self.baselines]
+            faster = self.baselines[0].seconds < best.seconds
+            lines.append(
+                f"for comparison, {'; '.join(compared)}" + (": faster than every graph tried" if faster else "")
+            )
         if self.plain is not None:
             lines.append(
                 f"best without knowing the links: {self.plain.algorithm}, {self.plain.name}: "
@@ -121,18 +143,20 @@ class FastestGraph:
             {
                 "best": self.best.to_dict(),
                 "candidates": [one.to_dict() for one in self.candidates],
+                "baselines": [one.to_dict() for one in self.baselines],
                 "plain": self.plain and self.plain.to_dict(),
                 "designed": self.designed and self.designed.to_dict(),
                 "critical": self.critical,
+                "goal": {"target": self.target, "condition": self.condition, "noise_var": self.noise_var},
                 "evaluations": self.evaluations,
                 "interrupted": self.interrupted,
             }
         )
 
     def __str__(self) -> str:
-        rows = [COLUMNS, *(one.row() for one in self.candidates)]
+        rows = [COLUMNS, *self.rows()]
         width = [max(len(row[k]) for row in rows) for k in range(len(COLUMNS))]
         lines = ["  ".join(cell.ljust(w) if k < 2 else cell.rjust(w) for k, (cell, w) in enumerate(zip(row, width, strict=True)))
                  for row in rows]  # fmt: skip
         total = sum(self.evaluations.values())
-        return "\n".join([*lines, f"{total} evaluations", *self.notes])
+        return "\n".join([self.goal, *lines, f"{total} networks tried", *self.notes])

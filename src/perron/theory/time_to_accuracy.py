@@ -40,6 +40,8 @@ GOLDEN, SECTIONS = (sqrt(5) - 1) / 2, 7  # golden sections between the neighbour
 STABLE = 1 - 1e-12  # a larger spectral radius does not count as convergence
 COARSELY = 0.75  # of the logarithm of a rate that is good enough: with less, lr is not refined
 MODES_FROM = 24  # nodes; with fewer, taking a recursion apart costs more than it saves
+TARGET, NOISY_TARGET, CONDITION = 1e-8, 1e-4, 50.0  # defaults: without noise, with noise; of the condition number
+LEAST_TARGET = 1e-28  # of |grad f|^2: below, double precision does not resolve the gradient
 NULL = 1e-10  # singular values below this count as zero
 
 
@@ -197,6 +199,21 @@ def curvatures_of(smoothness: float, condition: float) -> tuple[float, float, fl
     return smoothness / condition, smoothness / sqrt(condition), smoothness
 
 
+def check_target(target: float | None, *, noisy: bool = False) -> float:
+    """Return a target if it is one that can be reached; the default one if it is None."""
+    if target is None:
+        return NOISY_TARGET if noisy else TARGET
+    if not 0 < target < 1:
+        raise PerronError(
+            f"A target is the share of |grad f|^2 at the start that may remain, between 0 and 1, as 1e-8; got {target}."
+        )
+    if target < LEAST_TARGET:
+        raise PerronError(
+            f"Double precision resolves |grad f|^2 down to about {LEAST_TARGET:g} of its value at the start; got target={target}."
+        )
+    return target
+
+
 def _powers(curvatures: Sequence[float], share: float) -> dict[float, float]:
     """For each curvature, log(share) / log(share / w): to this power, its rate is that of an error which falls from 1 to share.
 
@@ -211,9 +228,9 @@ def _powers(curvatures: Sequence[float], share: float) -> dict[float, float]:
 def steps_to_accuracy(
     algorithm: Algorithm,
     network: Network | Mixing,
-    target: float = 1e-8,
+    target: float | None = None,
     *,
-    condition: float = 50.0,
+    condition: float = CONDITION,
     smoothness: float = 1.0,
     noise_var: float = 0.0,
     start: float = 1.0,
@@ -225,10 +242,12 @@ def steps_to_accuracy(
     The start is equally far from the optimum in directions of the curvatures mu, sqrt(mu L) and L.
 
     With noise, lr is at most the largest at which the exact stationary level (`perron.theory.stationary`: second moments) is
-    half of the goal, and the error of the start has to fall to the other half. For biased methods the steps are those until
-    their bias is reached, which is no accuracy at all: they are refused.
+    half of the goal, and the error of the start has to fall to the other half; without such an lr above 1e-8 / L there are no
+    steps either. For biased methods the steps are those until their bias is reached, which is no accuracy at all: they are
+    refused.
 
     Args:
+        target: 1e-8 if None, and 1e-4 with noise.
         condition, smoothness: L / mu and L of the losses, which all nodes share; curvatures are mu, sqrt(mu L) and L.
         noise_var: E |noise|^2 of one node's gradient, spread evenly over the three curvatures.
         start: |grad f|^2 at the start, in whose units noise is.
@@ -242,8 +261,7 @@ def steps_to_accuracy(
         >>> round(found.steps), round(found.lr, 2)
         (154, 1.71)
     """
-    if not 0 < target < 1:
-        raise PerronError(f"A target is the share of |grad f|^2 that may remain, between 0 and 1; got {target}.")
+    target = check_target(target, noisy=noise_var > 0)
     if not (noise_var >= 0 and isfinite(noise_var) and isfinite(start) and start > 0):
         raise PerronError(f"noise_var must not be negative and start be positive; got {noise_var} and {start}.")
     network, algorithm = as_network(network), algorithm.reliable
@@ -267,9 +285,9 @@ def time_to_accuracy(
     algorithm: Algorithm,
     mixing: Mixing,
     clock: Clock,
-    target: float = 1e-8,
+    target: float | None = None,
     *,
-    condition: float = 50.0,
+    condition: float = CONDITION,
     smoothness: float = 1.0,
     noise_var: float = 0.0,
     start: float = 1.0,
