@@ -4,6 +4,7 @@ from itertools import product
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -430,3 +431,50 @@ def test_the_default_is_that_of_the_engine():
     from perron.distributed.process_group import RECEIVE_AHEAD
 
     assert Clock().ahead == RECEIVE_AHEAD
+
+
+# ---- numbers of other libraries
+
+
+NUMBERS = {"float64": np.float64, "int64": np.int64, "array": np.array, "tensor": torch.tensor}
+
+
+@pytest.mark.parametrize("kind", NUMBERS)
+def test_numbers_may_be_those_of_numpy_and_pytorch(kind):
+    make = NUMBERS[kind]
+    machines = Machines(latency=make(1), rate=make(10), up=make(20), compute=make(1))
+    assert (machines.latency, machines.rate, machines.up, machines.compute) == (1, 10, 20, 1)
+    whole = np.int64 if kind == "float64" else make
+    given = Clock(
+        machines, compute=make(2), size=make(5), overhead=make(1), per_byte=make(0), ahead=whole(1),
+        average="server", hub=whole(1), order=np.array([1, 0, 2]),
+    )  # fmt: skip
+    same = Clock(
+        Machines(latency=1, rate=10, up=20), compute=2, size=5, overhead=1, ahead=1, average="server", hub=1, order=[1, 0, 2]
+    )  # fmt: skip
+    assert given.size == 5
+    assert type(given.size) is float
+    for algorithm in (PushPull(), perron.ALGORITHMS["centralized"]):
+        assert given.cycle_time(algorithm, ring(3)).seconds == same.cycle_time(algorithm, ring(3)).seconds
+
+
+@pytest.mark.parametrize("wrong", [True, np.True_, np.array(True), "1", "fast", None, 1j, [[1]]])
+@pytest.mark.parametrize("name", ["latency", "rate", "up", "down"])
+def test_machines_take_numbers_only(name, wrong):
+    if wrong == [[1]] and name in ("latency", "rate"):
+        return
+    with pytest.raises(PerronError, match=f"{name} is a number.*; got"):
+        Machines(**{name: wrong})
+
+
+@pytest.mark.parametrize("wrong", [True, np.True_, "1", 1j, [1]])
+@pytest.mark.parametrize("name", ["size", "overhead", "per_byte", "ahead", "hub", "order"])
+def test_clocks_take_numbers_only(name, wrong):
+    with pytest.raises(PerronError, match=rf"^{name} (is|lists) .*; got .*{'' if wrong == [1] else str(wrong)[:2]}"):
+        Clock(**{"size": 1.0, "average": "server", name: wrong}).cycle_time(perron.ALGORITHMS["centralized"], ring(3))
+
+
+@pytest.mark.parametrize("wrong", [True, np.array(False), [1, True, 1], "fast", [[1, 2, 3]]])
+def test_compute_times_are_numbers_or_distributions(wrong):
+    with pytest.raises(PerronError, match=r"compute is 0.1, exponential.*; got"):
+        Clock(compute=wrong)

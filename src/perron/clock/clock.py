@@ -15,7 +15,7 @@ import torch
 from scipy.sparse import issparse
 from torch import Tensor
 
-from perron._typing import FloatArray
+from perron._typing import FloatArray, real_number, whole_number
 from perron.algorithms.base import Algorithm
 from perron.clock.compute import Compute
 from perron.clock.cycle import CycleTime, exact_cycle_time, simulated_cycle_time
@@ -84,12 +84,13 @@ class Clock:
         _check_choice("protocol", self.protocol, ("rendezvous", "eager"))
         _check_choice("average", self.average, ("ring", "server"))
         for name in ("overhead", "per_byte"):
-            if not (isinstance(getattr(self, name), int | float) and 0 <= getattr(self, name) < float("inf")):
-                raise PerronError(f"{name} is a number of seconds that is not negative; got {getattr(self, name)!r}.")
-        if self.size is not None and not (isinstance(self.size, int | float) and 0 <= self.size < float("inf")):
-            raise PerronError(f"size is the number of bytes of a model vector; got {self.size!r}.")
-        if not isinstance(self.ahead, int) or isinstance(self.ahead, bool) or not 0 <= self.ahead <= AHEAD_UP_TO:
-            raise PerronError(f"ahead is a whole number of steps from 0 to {AHEAD_UP_TO}; got {self.ahead!r}.")
+            vars(self)[name] = _finite(name, getattr(self, name), "a number of seconds that is not negative")
+        if self.size is not None:
+            vars(self)["size"] = _finite("size", self.size, "the number of bytes of a model vector")
+        ahead = whole_number(self.ahead)
+        if ahead is None or not 0 <= ahead <= AHEAD_UP_TO:
+            raise PerronError(f"ahead is a whole number of steps from 0 to {AHEAD_UP_TO}; got {brief(self.ahead)}.")
+        vars(self)["ahead"] = ahead
         nodes = self.times.nodes
         if nodes is not None:
             machines.check_nodes(nodes)
@@ -195,12 +196,13 @@ class Clock:
         times = self.times
         if times.nodes not in (None, nodes):
             raise PerronError(f"compute has {times.nodes} times but the network {nodes} nodes; they must be equal.")
-        if self.order is not None and sorted(self.order) != list(range(nodes)):
+        order = None if self.order is None else _whole_numbers(self.order)
+        if order is not None and sorted(order) != list(range(nodes)):
             raise PerronError(f"order lists each of the nodes 0 to {nodes - 1} once; got {brief(self.order)}.")
         alike = not times.random and bool(np.ptp(times.means(nodes)) == 0)
         made = Recursion(
             record_tape(algorithm, nodes, rounds), machines, mixing, sizes, protocol=self.protocol, ahead=self.ahead,
-            overhead=self.overhead, per_byte=self.per_byte, average=self.average, order=self.order, alike=alike,
+            overhead=self.overhead, per_byte=self.per_byte, average=self.average, order=order, alike=alike,
         )  # fmt: skip
         if made.averages and self.average == "server":
             made.hub = self._best_hub(made) if self.hub is None else self._checked_hub(nodes)
@@ -228,9 +230,10 @@ class Clock:
         return hubs
 
     def _checked_hub(self, nodes: int) -> int:
-        if not isinstance(self.hub, int) or not 0 <= self.hub < nodes:
-            raise PerronError(f"hub is the number of a node, from 0 to {nodes - 1}; got {self.hub!r}.")
-        return self.hub
+        hub = whole_number(self.hub)
+        if hub is None or not 0 <= hub < nodes:
+            raise PerronError(f"hub is the number of a node, from 0 to {nodes - 1}; got {brief(self.hub)}.")
+        return hub
 
 
 class Timer:
@@ -281,6 +284,19 @@ class Timer:
         self.times.update({name: value.numpy().copy() for name, value in tensors.items()})
 
 
+def _whole_numbers(values: Any) -> list[int]:
+    """The values if they are whole numbers, an empty list if not."""
+    numbers = [whole_number(one) for one in values] if np.ndim(values) == 1 else []
+    return [] if None in numbers else numbers  # type: ignore[return-value]
+
+
+def _finite(name: str, value: Any, kind: str) -> float:
+    number = real_number(value)
+    if number is None or not 0 <= number < float("inf"):
+        raise PerronError(f"{name} is {kind}; got {brief(value)}.")
+    return number
+
+
 def _check_choice(name: str, value: object, choices: tuple[str, ...]) -> None:
-    if value not in choices:
+    if not isinstance(value, str) or value not in choices:
         raise PerronError(f"{name} is one of {', '.join(map(repr, choices))}; got {value!r}.")

@@ -17,6 +17,7 @@ from perron.networks.graph import Graph
 
 LinkValue = Any  # a float, a FloatArray, a csr_array or a function of sources and targets
 DENSE_UP_TO = 20_000  # nodes
+NUMBERS = "fiu"  # kinds of NumPy's types
 
 
 class Machines:
@@ -215,13 +216,14 @@ def _link_value(what: str, value: Any) -> LinkValue:
     if callable(value):
         return value
     if issparse(value):
-        value = csr_array(value)
+        if value.dtype.kind not in NUMBERS:
+            raise PerronError(f"{what} is a sparse array of numbers; got {value.dtype}.")
+        value = csr_array(value, dtype=np.float64)
         _check_values(what, value.data)
         return value
-    try:
-        array = np.array(value, dtype=np.float64)
-    except (TypeError, ValueError):
-        raise PerronError(f"{what} is a number, an (n, n) array or a function; got {brief(value)}.") from None
+    array = _numbers(value)
+    if array is None:
+        raise PerronError(f"{what} is a number, an (n, n) array or a function; got {brief(value)}.")
     if array.ndim == 2 and array.shape[0] == array.shape[1]:
         array[~np.eye(len(array), dtype=bool) & np.isnan(array)] = 0.0
         np.fill_diagonal(array, 0.0 if what == "latency" else np.inf)
@@ -232,6 +234,15 @@ def _link_value(what: str, value: Any) -> LinkValue:
     return float(array) if array.ndim == 0 else array
 
 
+def _numbers(value: Any) -> FloatArray | None:
+    """A new array of the numbers; None for texts, truth values and what is no array."""
+    try:
+        array = np.asarray(value)
+    except (TypeError, ValueError):
+        return None
+    return array.astype(np.float64) if array.dtype.kind in NUMBERS else None
+
+
 def _check_values(what: str, values: FloatArray) -> None:
     if not (values >= 0).all() or (what == "latency" and not np.isfinite(values).all()):
         wrong = values[~(values >= 0) | ((what == "latency") & ~np.isfinite(values))]
@@ -240,10 +251,9 @@ def _check_values(what: str, values: FloatArray) -> None:
 
 
 def _node_value(what: str, value: Any, *, zero: bool = False) -> Any:
-    try:
-        array = np.array(value, dtype=np.float64)
-    except (TypeError, ValueError):
-        raise PerronError(f"{what} is a number, or one per node; got {brief(value)}.") from None
+    array = _numbers(value)
+    if array is None:
+        raise PerronError(f"{what} is a number, or one per node; got {brief(value)}.")
     if array.ndim > 1:
         raise PerronError(f"{what} is a number, or one per node; got the shape {array.shape}.")
     good = (array >= 0) & np.isfinite(array) if zero else array > 0
