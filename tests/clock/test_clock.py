@@ -396,6 +396,10 @@ def test_a_network_needs_its_links():
     [
         (lambda: Machines(latency=-1), "latency of a link is a finite number that is not negative; got -1"),
         (lambda: Machines(latency=np.zeros((2, 3))), r"\(n, n\) array; got the shape \(2, 3\)"),
+        (lambda: Machines(latency=float("nan")), "latency of a link is a finite number .* got nan"),
+        (lambda: Machines(np.full((2, 2), np.nan)), "latency is nan for 1 -> 0, 0 -> 1, but the rate"),
+        (lambda: Machines([[0, np.nan], [1, 0]], 1e6, labels=["a", "b"]), "latency is nan for b -> a, but the rate"),
+        (lambda: Machines(np.full((9, 9), np.nan)), r"4 -> 0, 5 -> 0, 6 -> 0, ... \(66 more\), but"),
         (lambda: Machines(up=[1, 0]), "up is a positive number, or one per node; got 0"),
         (lambda: Machines(latency=np.zeros((3, 3)), up=[1, 2]), "one number of nodes throughout; got latency 3, up 2"),
         (lambda: Machines(rate="fast"), "rate is a number, an .* got 'fast'"),
@@ -478,3 +482,13 @@ def test_clocks_take_numbers_only(name, wrong):
 def test_compute_times_are_numbers_or_distributions(wrong):
     with pytest.raises(PerronError, match=r"compute is 0.1, exponential.*; got"):
         Clock(compute=wrong)
+
+
+def test_no_link_may_have_no_latency():
+    none = np.nan
+    for missing in (none, 0.0):
+        machines = Machines(
+            [[0, none, 1], [1, none, none], [none, 1, 0]], [[0, missing, 5], [5, 0, missing], [missing, 5, 0]]
+        )
+        assert machines.latency_matrix.tolist() == [[0, 0, 1], [1, 0, 0], [0, 1, 0]]
+        assert len(machines.graph.edges) == 3

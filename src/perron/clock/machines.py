@@ -28,7 +28,7 @@ class Machines:
     Args:
         latency: seconds until the first byte of a message arrives, one way: one number for all links, an ``(n, n)`` array (dense
             or sparse), or a function of two arrays, the sources and the targets of links.
-        rate: bytes per second of one link alone, likewise; 0 where there is no link.
+        rate: bytes per second of one link alone, likewise; 0 or nan where there is no link. The latency may be nan there, too.
         up, down: bytes per second that a node sends and receives, shared by its simultaneous messages; a number, or one per node.
         compute: seconds of one gradient: a number, or one per node; None if unknown.
         labels: names of the nodes.
@@ -65,6 +65,7 @@ class Machines:
             given = ", ".join(f"{what} {count}" for what, count in counts.items())
             raise PerronError(f"Machines need one number of nodes throughout; got {given}.")
         self.nodes: int | None = next(iter(counts.values()), None)
+        self._check_latencies()
 
     # ---- values of links and nodes
 
@@ -178,6 +179,22 @@ class Machines:
 
     # ---- private
 
+    def _check_latencies(self) -> None:
+        """Raise an error if a link has no latency: nan is for pairs without a link."""
+        if not isinstance(self.latency, np.ndarray) or not np.isnan(self.latency).any():
+            return
+        targets, sources = np.nonzero(np.isnan(self.latency))
+        linked = np.flatnonzero(self.rates(sources, targets) > 0)
+        if len(linked):
+            pairs = [f"{self.label(int(sources[e]))} -> {self.label(int(targets[e]))}" for e in linked[:7]]
+            pairs += [""] * (len(linked) - len(pairs))
+            raise PerronError(
+                f"latency is nan for {listed(pairs)}, but the rate says that there is a link. Give its latency, or a rate of 0 "
+                "for a pair without a link."
+            )
+        self.latency = np.nan_to_num(self.latency, nan=0.0)
+        self.latency.flags.writeable = False
+
     def _known(self, what: str) -> int:
         if self.nodes is None:
             raise PerronError(f"{what} needs machines with a number of nodes; all values given are for any number.")
@@ -225,11 +242,12 @@ def _link_value(what: str, value: Any) -> LinkValue:
     if array is None:
         raise PerronError(f"{what} is a number, an (n, n) array or a function; got {brief(value)}.")
     if array.ndim == 2 and array.shape[0] == array.shape[1]:
-        array[~np.eye(len(array), dtype=bool) & np.isnan(array)] = 0.0
         np.fill_diagonal(array, 0.0 if what == "latency" else np.inf)
+        if what == "rate":
+            array[np.isnan(array)] = 0.0
     elif array.ndim != 0:
         raise PerronError(f"{what} is a number or an (n, n) array; got the shape {array.shape}.")
-    _check_values(what, array)
+    _check_values(what, array if array.ndim == 0 or what == "rate" else array[~np.isnan(array)])
     array.flags.writeable = False
     return float(array) if array.ndim == 0 else array
 
