@@ -115,6 +115,23 @@ def test_all_reduce_on_equal_links(protocol):
         assert float(clock.cycle_time(perron.ALGORITHMS["centralized"], ring(n))) == pytest.approx(expected, rel=1e-12)
 
 
+def one_way(nodes: int) -> Machines:
+    """Links 0 -> 1 -> ... -> 0 only."""
+    graph = topologies.ring(nodes)
+    return Machines(LATENCY * graph.adjacency().toarray(), RATE * graph.adjacency().toarray())
+
+
+def test_all_reduce_on_links_in_one_direction():
+    """Where no link leads back, a request takes as long as the message."""
+    n, central = 5, perron.ALGORITHMS["centralized"]
+    clock = Clock(one_way(n), compute=COMPUTE, size=SIZE)
+    expected = COMPUTE + 2 * (n - 1) * (2 * LATENCY + SIZE / (n * RATE))
+    found = clock.changed(order=range(n)[::-1]).cycle_time(central, ring(n))
+    assert found.seconds == pytest.approx(expected, rel=1e-12)
+    with pytest.raises(PerronError, match=r"no link 0 -> 4, .* each node to the one before it in order. Pass order="):
+        clock.cycle_time(central, ring(n))
+
+
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 def test_parameter_server(protocol):
     n = 5

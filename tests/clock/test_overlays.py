@@ -109,6 +109,16 @@ def test_a_star_counts_the_way_twice_and_compute_once():
     assert overlays.published_cycle_time(machines, overlays.ring(machines), 1.0) == pytest.approx(1.1)
 
 
+def test_the_hub_of_a_star_has_links_to_all():
+    rate = np.full((4, 4), 1.0)
+    rate[0, 3] = rate[3, 0] = 0.0
+    latency = np.full((4, 4), 0.1)
+    latency[1, :] = latency[:, 1] = 0.2
+    latency[0, 1] = latency[1, 0] = 0.3
+    latency[0, 3] = latency[3, 0] = 0.0
+    assert overlays.star(Machines(latency, rate)).in_degrees.tolist() == [1, 1, 3, 1]
+
+
 def test_what_is_missing_is_named():
     underlay = presets.load("geant", route=False)
     with pytest.raises(PerronError, match=r"all pairs have a link.*machines\.routed"):

@@ -77,6 +77,11 @@ class Machines:
         """Return the rate of each link."""
         return _at(self.rate, sources, targets)
 
+    def latencies_back(self, sources: IntArray, targets: IntArray) -> FloatArray:
+        """Return the latency of the way back of each link, along which its target asks; its own where no such link is known."""
+        known = self.rates(targets, sources) > 0
+        return np.where(known, self.latencies(targets, sources), self.latencies(sources, targets))
+
     def label(self, node: int) -> str:
         """Return the name of a node; its number if there are no labels."""
         return str(node) if self.labels is None else self.labels[node]
@@ -87,17 +92,20 @@ class Machines:
             what = f"{self.name or 'The record of links'} has {self.nodes} nodes"
             raise PerronError(f"{what} but the network {nodes}; they must be equal.")
 
-    def check_links(self, sources: IntArray, targets: IntArray) -> None:
-        """Raise an error if there is no link where a message would travel."""
+    def check_links(self, sources: IntArray, targets: IntArray, *, instead: str = "") -> None:
+        """Raise an error if there is no link where a message would travel; ``instead`` says what else to do."""
         rates = self.rates(sources, targets)
         missing = np.flatnonzero(~(rates > 0))
         if len(missing):
             pairs = [f"{self.label(int(sources[e]))} -> {self.label(int(targets[e]))}" for e in missing[:7]]
             pairs += [""] * (len(missing) - len(pairs))
+            remedy = instead or "the network sends. Choose a network of its links (machines.graph)"
             raise PerronError(
-                f"{self.name or 'The record of links'} has no link {listed(pairs)}, along which the network sends. Choose a "
-                "network of its links (machines.graph), or fill in missing pairs by machines.routed(), option --route."
+                f"{self.name or 'The record of links'} has no link {listed(pairs)}, along which {remedy}, or fill in missing "
+                "pairs by machines.routed(), option --route."
             )
+        if callable(self.latency):
+            _check_values("latency", self.latencies(sources, targets))
 
     @cached_property
     def graph(self) -> Graph:

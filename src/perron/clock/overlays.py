@@ -73,7 +73,8 @@ def is_star(graph: Graph) -> bool:
 
 def star(machines: Machines, *, hub: int | None = None) -> Graph:
     """Return the star of a hub: it exchanges with all others. By default the hub whose farthest node is nearest."""
-    latency = machines.latency_matrix
+    latency = np.where(machines.rate_matrix > 0, machines.latency_matrix, np.inf)
+    np.fill_diagonal(latency, 0.0)
     if hub is None:
         hub = int((latency + latency.T).max(axis=0).argmin())
     n = len(latency)
