@@ -76,6 +76,18 @@ def test_quantized_messages_take_less_time_and_as_many_steps():
         Needs(wire="int2")
 
 
+def test_an_all_reduce_takes_the_direction_whose_links_exist():
+    ring = topologies.ring(5)
+    links = ring.adjacency().toarray()
+    clock = Clock(Machines(0.05 * links, 1e6 * links), compute=0.1, size=1e5)
+    advice = advise(Mixing.uniform(ring), clock=clock, other_graphs=False)
+    seconds = 0.1 + 8 * (2 * 0.05 + 0.02)
+    (row,) = [one for one in advice.times if one.graph == "all-reduce, ring"]
+    assert row.step_seconds == pytest.approx(seconds)
+    (cost,) = [one for one in advice.gradients if one.algorithm == "centralized"]
+    assert cost.seconds == pytest.approx(seconds)
+
+
 def test_what_a_gradient_costs():
     """Seconds are cycle times over H, bytes those of the codec; what the network does not bear is left out."""
     clock = Clock(machines(1.0), compute=0.001, size=4e6, protocol="eager")

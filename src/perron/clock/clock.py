@@ -47,7 +47,7 @@ class Clock:
         overhead: seconds that each batch of messages costs its nodes.
         per_byte: seconds that a node needs for each byte that it receives.
         average: how centralized methods average: ``"ring"`` (all-reduce) or ``"server"`` (parameter server).
-        order: the nodes in the order of the ring; by number if None.
+        order: the nodes in the order of the ring, along which each sends to the one before it, as gloo; by number if None.
         hub: the node that is the server; the best one if None.
 
     Losses and delays of links (``loss``, ``delay`` of `perron.Simulation`) take no time here: retransmission is part of a rate.
