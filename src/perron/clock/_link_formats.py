@@ -67,6 +67,15 @@ def parse_csv(text: str, path: Path) -> Machines:
     return table.machines()
 
 
+def is_links_csv(text: str, path: Path) -> bool:
+    """Whether the first row of a table names columns of links with a latency or rate, or of nodes."""
+    names = next((row for _, row in _rows(text, path)), [])
+    columns = {name.lower() for name in names}
+    known = {unit.split("_")[0] for unit in (*LINK_UNITS, *NODE_UNITS)}
+    stated = {name.split("_")[0] for name in columns} & known
+    return ({"from", "to"} <= columns or "node" in columns) and bool(stated)
+
+
 def _both_ways(text: str, path: Path) -> bool:
     """Whether the first comment line begins with the flag that rows are both directions of a link."""
     lines = text.splitlines()
