@@ -10,7 +10,8 @@ from typer.testing import CliRunner
 
 from perron import ALGORITHMS, Mixing
 from perron.advise import Needs, advise
-from perron.advise.seconds import shown_timings
+from perron.advise.fewer_bytes import words_on_bytes
+from perron.advise.seconds import costs_of_a_gradient, shown_timings
 from perron.algorithms.codecs import CODECS
 from perron.cli.main import app
 from perron.clock import Clock, Machines, presets
@@ -86,6 +87,15 @@ def test_an_all_reduce_takes_the_direction_whose_links_exist():
     assert row.step_seconds == pytest.approx(seconds)
     (cost,) = [one for one in advice.gradients if one.algorithm == "centralized"]
     assert cost.seconds == pytest.approx(seconds)
+
+
+def test_costs_of_a_gradient_that_takes_no_time():
+    costs = costs_of_a_gradient(SEVEN, Needs(), Clock(Machines(), size=4e6))
+    assert {one.seconds for one in costs} == {0.0}
+    (line,) = words_on_bytes(costs)
+    assert "takes 0 ms, and sends 1" in line
+    assert "times fewer bytes than" in line
+    assert costs_of_a_gradient(SEVEN, Needs(), Clock(Machines(), size=0)) == ()
 
 
 def test_what_a_gradient_costs():

@@ -454,6 +454,19 @@ def test_the_default_is_that_of_the_engine():
     assert Clock().ahead == RECEIVE_AHEAD
 
 
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+@pytest.mark.parametrize("latency", [0.0, np.zeros((4, 4))])
+def test_a_step_may_take_no_time(latency, protocol):
+    for average, name in product(("ring", "server"), ("push_pull", "centralized", "diloco")):
+        clock = Clock(Machines(latency), compute=0, size=0, protocol=protocol, average=average)
+        found = clock.cycle_time(perron.ALGORITHMS[name], ring(4))
+        assert (found.seconds, found.links, found.shares) == (0, (), {})
+        assert str(found) == "0 ms per step: nothing takes time"
+    assert clock.changed(compute="exponential(0)").cycle_time(PushPull(), ring(4)).seconds == 0
+    history = perron.simulate(perron.problems.Quadratic.random(4), "push_pull", ring(4), lr=0.02, steps=3, clock=clock)
+    assert history.time_to("grad_norm_sq", 1e9).tolist() == [0]
+
+
 # ---- numbers of other libraries
 
 

@@ -33,6 +33,8 @@ def gradient_costs(mixing: Mixing, clock: Clock, size: float, order: Sequence[in
         size: bytes of a model vector of 32-bit numbers.
         order: the ring of an all-reduce, which takes the faster of its two directions.
     """
+    if not size:
+        return ()
     network, dim, found = Network(mixing), max(1, round(size / 4)), []
     for name, steps, wire in METHODS:
         algorithm: Any = ALGORITHMS[name]
@@ -72,9 +74,12 @@ def words_on_bytes(costs: Sequence[GradientCost]) -> list[str]:
     if base is None or not others:
         return []
     best = min(others, key=lambda one: one.seconds)
-    line = (
-        f"For each gradient on the given network {best.described} takes {best.seconds * 1e3:.3g} ms, "
-        f"{base.seconds / best.seconds:.3g} times less than {base.described}, and sends "
+    line = f"For each gradient on the given network {best.described} takes {best.seconds * 1e3:.3g} ms"
+    if not best.seconds:
+        fewer = f"{base.bytes / best.bytes:.3g} times fewer bytes than {base.described}"
+        return [f"{line}, and sends {fewer}. The longer a round, the less its gradients gain."]
+    line += (
+        f", {base.seconds / best.seconds:.3g} times less than {base.described}, and sends "
         f"{base.bytes / best.bytes:.3g} times fewer bytes"
     )
     reduced = next((one for one in costs if one.algorithm == "centralized"), None)

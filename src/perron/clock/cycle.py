@@ -63,6 +63,8 @@ class CycleTime:
 
     def describe(self, label: Callable[[int], str] = str) -> str:
         """Return the critical cycle in words."""
+        if self.seconds == 0:
+            return "nothing takes time"
         if not self.critical:
             return "not traced"
         heaviest: dict[tuple[int, int], float] = {}
