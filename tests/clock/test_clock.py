@@ -80,6 +80,19 @@ def test_latency_is_averaged_over_an_eager_ring():
     assert found.shares == pytest.approx({"latency": mean})
 
 
+def test_words_count_the_parts_of_a_cycle():
+    """A cycle may pass a kind of part more or less than once in each step; its seconds are means over steps."""
+    clock = Clock(one_way(3), size=1e4)
+    parts = {order: clock.cycle_time(PushPull(order=order), ring(3)).describe() for order in ("cta", "pu")}
+    links = "0 -> 1, 1 -> 2, 2 -> 0"
+    assert parts["cta"] == f"{links} (wire 20 ms, latency 50 ms)"
+    assert parts["pu"] == f"{links} (wire 20 ms, latency 100 ms per step: 2 x wire, 2 x latency in each)"
+    trees = Mixing.spanning_trees(topologies.ring(3))
+    found = clock.cycle_time(PushPull(order="atc"), trees)
+    assert found.seconds == pytest.approx((4 * 0.01 + 3 * LATENCY) / 2)  # a sender waits until its message has left
+    assert found.describe().endswith("(wire 20 ms, latency 75 ms per step: 4 x wire, 3 x latency in 2 steps)")
+
+
 def test_a_slow_wire_is_not_averaged():
     rate = np.full((6, 6), 1e7)
     rate[3, 2] = 1e5

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from math import ceil
+from math import ceil, gcd
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -62,7 +63,7 @@ class CycleTime:
         return {kind: seconds for kind, seconds in sums.items() if seconds}
 
     def describe(self, label: Callable[[int], str] = str) -> str:
-        """Return the critical cycle in words."""
+        """Return the critical cycle in words: its links, and the mean seconds of each kind of part in a step."""
         if self.seconds == 0:
             return "nothing takes time"
         if not self.critical:
@@ -71,16 +72,27 @@ class CycleTime:
         for part in self.critical:
             if part.link is not None:
                 heaviest[part.link] = heaviest.get(part.link, 0.0) + part.seconds / self.steps
-        parts = [f"{kind} {seconds * 1e3:.4g} ms" for kind, seconds in self.shares.items()]
+        parts = self._parts()
         links = sorted(heaviest, key=lambda link: -heaviest[link])
         if self.alike:
-            return f"{'every link' if links else 'every gradient'} ({', '.join(parts)})"
+            return f"{'every link' if links else 'every gradient'} ({parts})"
         if not links:
             nodes = dict.fromkeys(label(part.node) for part in self.critical)
             return f"the gradient of {', '.join(nodes)}"
         shown = [f"{label(source)} -> {label(target)}" for source, target in links[:4]]
         more = f" and {len(links) - 4} more" if len(links) > 4 else ""
-        return f"{', '.join(shown)}{more} ({', '.join(parts)})"
+        return f"{', '.join(shown)}{more} ({parts})"
+
+    def _parts(self) -> str:
+        """The mean seconds of each kind of part in a step, and how many of them there are where that is not one in each step."""
+        counts = Counter(part.kind for part in self.critical if part.seconds)
+        parts = ", ".join(f"{kind} {seconds * 1e3:.4g} ms" for kind, seconds in self.shares.items())
+        if all(count == self.steps for count in counts.values()):
+            return parts
+        common = gcd(self.steps, *counts.values())
+        many = ", ".join(f"{counts[kind] // common} x {kind}" for kind in self.shares)
+        steps = self.steps // common
+        return f"{parts} per step: {many} in {f'{steps} steps' if steps > 1 else 'each'}"
 
     def __str__(self) -> str:
         return f"{self.seconds * 1e3:.4g} ms per step: {self.describe()}"
