@@ -27,6 +27,7 @@ from perron.errors import PerronError, brief
 from perron.networks.mixing import Mixing
 
 AHEAD_UP_TO = 64
+SAMPLED_FROM = 1000  # nodes, for hashes of functions
 RECEIVE_AHEAD = 2  # as `perron.distributed.process_group.RECEIVE_AHEAD`
 
 
@@ -112,17 +113,33 @@ class Clock:
         return self.times.random
 
     def fingerprint(self, nodes: int) -> str:
-        """Return a hash of everything that decides times on a network with that many nodes; of functions, of some links."""
-        machines, near = self.record, np.arange(min(nodes, 1000))
-        ends = (np.tile(near, 2), np.concatenate([(near + 1) % nodes, (near + nodes // 2) % nodes]))
+        """Return a hash of everything that decides times on a network with that many nodes.
+
+        Of functions it is that of the values of all links, beyond 1,000 nodes of those whose ends are powers of two apart.
+        """
+        machines = self.record
+        if nodes <= SAMPLED_FROM:
+            targets, sources = np.nonzero(~np.eye(nodes, dtype=bool))
+        else:
+            shifts = 2 ** np.arange((nodes - 1).bit_length())
+            sources = np.repeat(np.arange(nodes), len(shifts))
+            targets = (sources + np.tile(shifts, nodes)) % nodes
         content = hashlib.sha256()
         for value in (machines.latency, machines.rate, machines.up, machines.down):
-            array = value(*ends) if callable(value) else value
-            parts = (array.data, array.indices, array.indptr) if issparse(array) else (array,)
-            content.update(b"".join(np.ascontiguousarray(part).tobytes() + b";" for part in parts))
+            array = np.asarray(value(sources, targets), dtype=np.float64) if callable(value) else value
+            if issparse(array):
+                entries = array.tocoo()
+                order = np.lexsort((entries.col, entries.row))
+                parts: tuple[Any, ...] = (
+                    entries.row[order].astype(np.int64), entries.col[order].astype(np.int64), entries.data[order],
+                )  # fmt: skip
+            else:
+                parts = (np.asarray(array),)
+            for part in parts:
+                content.update(f"{part.dtype}{part.shape}".encode() + np.ascontiguousarray(part).tobytes())
         settings = (
             self.times.parts, self.size, self.protocol, self.ahead, self.overhead, self.per_byte, self.average,
-            None if self.order is None else [int(node) for node in self.order], self.hub,
+            None if self.order is None else _whole_numbers(self.order), None if self.hub is None else whole_number(self.hub),
         )  # fmt: skip
         content.update(repr(settings).encode())
         return content.hexdigest()[:16]

@@ -161,7 +161,7 @@ def _checked(one: Distribution, given: str) -> Distribution:
     good = all(value >= 0 and isfinite(value) for value in one.values) and bool(one.values)
     if not good or (one.kind == "stragglers" and one.values[1] > 1):
         raise PerronError(f"Times are finite and not negative, and a chance is at most 1; got {brief(given)}.")
-    return one
+    return Distribution(one.kind, tuple(float(value) for value in one.values))  # equal numbers have equal hashes
 
 
 def _measured(path: Path) -> Distribution:
