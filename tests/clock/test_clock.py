@@ -7,6 +7,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from scipy.sparse import csr_array
 
 import perron
 from perron import Clock, Machines, Mixing, PushPull, topologies
@@ -16,7 +17,11 @@ from perron.clock.compute import Compute
 from perron.clock.tape import Average, Gradient, Post
 from perron.clock.trace import SlowRecursion
 from perron.errors import PerronError
-from perron.simulation import measure_traits
+from perron.networks import samplers
+from perron.networks.builder import load_network
+from perron.networks.repeat import repeat
+from perron.networks.restrict import avoid, restrict
+from perron.simulation import measure_traits, simulate_asynchronous
 
 LATENCY, RATE, SIZE, COMPUTE = 0.05, 1e6, 1e5, 0.1
 WIRE = SIZE / RATE
@@ -535,3 +540,87 @@ def test_no_link_may_have_no_latency():
         )
         assert machines.latency_matrix.tolist() == [[0, 0, 1], [1, 0, 0], [0, 1, 0]]
         assert len(machines.graph.edges) == 3
+
+
+# ---- names of nodes
+
+NAMES = ("Rome", "Oslo", "Bonn", "Bern", "Graz")
+PLACES = [3, 0, 4, 1, 2]  # node k of the network is machine PLACES[k]
+
+
+def by_name(kind: str = "dense") -> tuple[Clock, Clock, Mixing]:
+    """A clock whose machines have names, one whose machines are in the order of a network, and the network."""
+    machines = random_machines(5, seed=1).changed(labels=NAMES)
+    ordered = machines.reordered(PLACES).changed(labels=None)
+    if kind == "sparse":
+        machines = machines.changed(latency=csr_array(machines.latency), rate=csr_array(machines.rate))
+    if kind == "function":
+        latency, rate = machines.latency, machines.rate
+        machines = machines.changed(latency=lambda i, j: latency[j, i], rate=lambda i, j: rate[j, i])
+    graph = perron.Graph(5, topologies.exponential(5).edges, labels=[NAMES[place] for place in PLACES])
+    return Clock(machines, size=SIZE), Clock(ordered, size=SIZE), Mixing.random_integer(graph)
+
+
+@pytest.mark.parametrize("kind", ["dense", "sparse", "function"])
+def test_nodes_are_matched_by_name(kind):
+    named, ordered, mixing = by_name(kind)
+    plain = Mixing(mixing.pull, mixing.push)
+    for algorithm in (PushPull(), PushPull(order="atc"), perron.ALGORITHMS["centralized"]):
+        found, expected = named.cycle_time(algorithm, mixing), ordered.cycle_time(algorithm, plain)
+        assert found.seconds == expected.seconds != named.cycle_time(algorithm, plain).seconds
+        assert (found.links, found.labels) == (expected.links, mixing.labels)
+        assert slope(named, algorithm, mixing, 5) == slope(ordered, algorithm, plain, 5)
+    found = named.cycle_time(PushPull(), mixing)
+    assert found.describe() == ordered.cycle_time(PushPull(), plain).describe(lambda node: NAMES[PLACES[node]])
+    problem = perron.problems.Quadratic.random(5)
+    runs = [
+        perron.simulate(problem, "push_pull", network, lr=0.02, steps=5, clock=clock).seconds
+        for clock, network in ((named, mixing), (ordered, plain))
+    ]
+    assert np.array_equal(*runs)
+    if kind == "dense":
+        assert named.matched(mixing).fingerprint(5) == ordered.fingerprint(5) != named.fingerprint(5)
+    of_events = [
+        simulate_asynchronous(problem, "robust_push_pull", network, clock=clock, seconds=3)
+        for clock, network in ((named, mixing), (ordered, plain))
+    ]
+    assert of_events[0].about["node_steps"] == of_events[1].about["node_steps"]
+
+
+def test_numbers_of_nodes_in_a_clock_are_those_of_its_machines():
+    named, ordered, mixing = by_name()
+    compute, order, hub = np.array([1, 2, 3, 4, "stragglers(1, 0.5, 1)"], dtype=object), [4, 3, 0, 1, 2], 4
+    node = {place: k for k, place in enumerate(PLACES)}
+    same = ordered.changed(compute=compute[PLACES], order=[node[one] for one in order], hub=node[hub])
+    for average in ("ring", "server"):
+        one = named.changed(compute=compute, order=order, hub=hub, average=average).matched(mixing)
+        central = perron.ALGORITHMS["centralized"]
+        assert slope(one, central, mixing, 5) == slope(same.changed(average=average), central, mixing, 5)
+
+
+def test_names_that_differ_are_refused():
+    named, _, mixing = by_name()
+    other = Mixing.uniform(perron.Graph(5, mixing.pull_graph.edges, labels=list("abcde")))
+    with pytest.raises(
+        PerronError, match=r"are Rome, .*, Graz, those of the network a, b, c, d, e. They are matched by name"
+    ):
+        named.cycle_time(PushPull(), other)
+    unnamed = named.changed(machines=named.record.changed(labels=None))
+    assert unnamed.cycle_time(PushPull(), other).labels == tuple("abcde")
+
+
+def test_networks_keep_the_names_of_their_graph(tmp_path):
+    graph = topologies.ring(4).symmetric()
+    graph = perron.Graph(4, graph.edges, labels=list("abcd"))
+    kinds = ("uniform", "lazy", "random_integer", "metropolis", "balanced", "spanning_trees")
+    made = [getattr(Mixing, kind)(graph) for kind in kinds]
+    perron.write_mixing(made[0], tmp_path / "network.npz")
+    perron.write_graph(graph, tmp_path / "graph.graphml")
+    made += [
+        perron.read_mixing(tmp_path / "network.npz"), load_network(str(tmp_path / "graph.graphml")).mixing, repeat(made[0], 2),
+        samplers.pairwise(made[0]), samplers.matching(made[0]), avoid(made[0], [(0, 1)]),
+    ]  # fmt: skip
+    assert {one.labels for one in made} == {tuple("abcd")}
+    assert restrict(made[0], [0, 2, 3]).labels == tuple("acd")
+    assert made[0].pull_graph.labels == tuple("abcd")
+    assert ring(4).labels is None

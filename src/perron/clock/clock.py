@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
-from scipy.sparse import issparse
+from scipy.sparse import csr_array, issparse
 from torch import Tensor
 
 from perron._typing import FloatArray, real_number, whole_number
@@ -50,6 +50,9 @@ class Clock:
         average: how centralized methods average: ``"ring"`` (all-reduce) or ``"server"`` (parameter server).
         order: the nodes in the order of the ring, along which each sends to the one before it, as gloo; by number if None.
         hub: the node that is the server; the best one if None.
+
+    Nodes of the machines and of a network are matched by name if both have names (`Machines.labels`, `Mixing.labels`), otherwise
+    by number. ``compute``, ``order`` and ``hub`` are by the numbers of the machines.
 
     Losses and delays of links (``loss``, ``delay`` of `perron.Simulation`) take no time here: retransmission is part of a rate.
 
@@ -128,7 +131,7 @@ class Clock:
         for value in (machines.latency, machines.rate, machines.up, machines.down):
             array = np.asarray(value(sources, targets), dtype=np.float64) if callable(value) else value
             if issparse(array):
-                entries = array.tocoo()
+                entries = csr_array(array).tocoo()
                 order = np.lexsort((entries.col, entries.row))
                 parts: tuple[Any, ...] = (
                     entries.row[order].astype(np.int64), entries.col[order].astype(np.int64), entries.data[order],
@@ -147,6 +150,23 @@ class Clock:
     def changed(self, **changes: Any) -> Clock:
         """Return a clock with some settings replaced, as ``clock.changed(ahead=2)``."""
         return replace(self, **changes)
+
+    def matched(self, mixing: Mixing) -> Clock:
+        """Return the clock with its nodes in the order of a network's: by their names, if both machines and network have them."""
+        machines, n = self.record, mixing.nodes
+        machines.check_nodes(n)
+        places = machines.places(mixing.labels)
+        if places is None:
+            return self
+        node = np.argsort(places).tolist()  # of the network, for each machine
+        changes: dict[str, Any] = {"machines": machines.reordered(places.tolist())}
+        if self.compute is not None and self.times.nodes == n:
+            changes["compute"] = Compute([self.times.parts[place] for place in places])
+        if self.order is not None:
+            changes["order"] = [node[place] for place in self._checked_order(n)]
+        if self.hub is not None:
+            changes["hub"] = node[self._checked_hub(n)]
+        return self.changed(**changes)
 
     def start(
         self,
@@ -169,8 +189,9 @@ class Clock:
             vector: bytes of the model vector on the wire, where they are not ``dim`` times ``number``.
             seed, trials: of random compute times.
         """
-        recursion = self._recursion(algorithm, mixing, self._sizes(dim, number, vector), rounds)
-        return Timer(recursion, self.times, seed=seed, trials=trials)
+        clock = self.matched(mixing)
+        recursion = clock._recursion(algorithm, mixing, self._sizes(dim, number, vector), rounds)
+        return Timer(recursion, clock.times, seed=seed, trials=trials)
 
     def cycle_time(
         self,
@@ -189,14 +210,14 @@ class Clock:
         cycle mean (over a period, where the network varies). Random times, very large networks and networks that never repeat are
         simulated instead; the result then says so.
         """
-        recursion = self._recursion(algorithm, mixing, self._sizes(dim, number, vector), rounds)
-        compute = self.times
-        if compute.random:
-            return simulated_cycle_time(recursion, lambda trials: Timer(recursion, compute, seed=0, trials=trials))
-        means = compute.means(recursion.real_nodes)[: recursion.nodes]
-        return exact_cycle_time(recursion, means, trace=trace) or simulated_cycle_time(
-            recursion, lambda trials: Timer(recursion, compute, seed=0, trials=trials)
-        )
+        clock = self.matched(mixing)
+        recursion = clock._recursion(algorithm, mixing, self._sizes(dim, number, vector), rounds)
+        compute, found = clock.times, None
+        if not compute.random:
+            found = exact_cycle_time(recursion, compute.means(recursion.real_nodes)[: recursion.nodes], trace=trace)
+        if found is None:
+            found = simulated_cycle_time(recursion, lambda trials: Timer(recursion, compute, seed=0, trials=trials))
+        return replace(found, labels=mixing.labels or clock.record.labels)
 
     def _sizes(self, dim: int | None, number: float, vector: float | None) -> Sizes:
         if self.size is not None:
@@ -213,9 +234,7 @@ class Clock:
         times = self.times
         if times.nodes not in (None, nodes):
             raise PerronError(f"compute has {times.nodes} times but the network {nodes} nodes; they must be equal.")
-        order = None if self.order is None else _whole_numbers(self.order)
-        if order is not None and sorted(order) != list(range(nodes)):
-            raise PerronError(f"order lists each of the nodes 0 to {nodes - 1} once; got {brief(self.order)}.")
+        order = None if self.order is None else self._checked_order(nodes)
         alike = not times.random and bool(np.ptp(times.means(nodes)) == 0)
         made = Recursion(
             record_tape(algorithm, nodes, rounds), machines, mixing, sizes, protocol=self.protocol, ahead=self.ahead,
@@ -245,6 +264,12 @@ class Clock:
         if not isfinite(seconds(hubs)):
             raise PerronError("No node has links to and from all others, as a server needs; use machines.routed().")
         return hubs
+
+    def _checked_order(self, nodes: int) -> list[int]:
+        order = _whole_numbers(self.order)
+        if sorted(order) != list(range(nodes)):
+            raise PerronError(f"order lists each of the nodes 0 to {nodes - 1} once; got {brief(self.order)}.")
+        return order
 
     def _checked_hub(self, nodes: int) -> int:
         hub = whole_number(self.hub)

@@ -36,6 +36,7 @@ class CycleTime:
         exact: whether the seconds are a maximum cycle mean, or measured on simulated steps.
         standard_error: of simulated seconds with random compute times; nan otherwise.
         alike: whether all nodes and links are alike, so that none of them is critical alone.
+        labels: names of the nodes, if they have any.
     """
 
     seconds: float
@@ -44,6 +45,7 @@ class CycleTime:
     exact: bool = True
     standard_error: float = float("nan")
     alike: bool = False
+    labels: tuple[str, ...] | None = None
 
     def __float__(self) -> float:
         return self.seconds
@@ -62,8 +64,13 @@ class CycleTime:
             sums[part.kind] = sums.get(part.kind, 0.0) + part.seconds / self.steps
         return {kind: seconds for kind, seconds in sums.items() if seconds}
 
-    def describe(self, label: Callable[[int], str] = str) -> str:
-        """Return the critical cycle in words: its links, and the mean seconds of each kind of part in a step."""
+    def describe(self, label: Callable[[int], str] | None = None) -> str:
+        """Return the critical cycle in words: its links, and the mean seconds of each kind of part in a step.
+
+        ``label`` names a node; by default its own name, or its number.
+        """
+        names = self.labels
+        label = label or (str if names is None else lambda node: names[node])
         if self.seconds == 0:
             return "nothing takes time"
         if not self.critical:

@@ -13,6 +13,7 @@ from scipy.sparse.csgraph import dijkstra
 
 from perron._typing import FloatArray, IntArray
 from perron.errors import PerronError, brief, listed
+from perron.networks._checks import check_labels
 from perron.networks.graph import Graph
 
 LinkValue = Any  # a float, a FloatArray, a csr_array or a function of sources and targets
@@ -132,12 +133,27 @@ class Machines:
             raise PerronError(f"order lists different nodes from 0 to {n - 1}; got {brief(order)}.")
 
         def links(value: LinkValue) -> LinkValue:
+            if issparse(value):
+                return value[rows][:, rows]
             return value if np.ndim(value) == 0 and not callable(value) else self._dense(value)[np.ix_(rows, rows)]
 
         each = {"up": self.up, "down": self.down, "compute": self.compute}
         chosen = {what: value[rows] if np.ndim(value) else value for what, value in each.items() if value is not None}
         labels = None if self.labels is None else [self.labels[k] for k in rows]
         return Machines(links(self.latency), links(self.rate), **chosen, labels=labels, name=self.name)
+
+    def places(self, labels: Sequence[str] | None) -> IntArray | None:
+        """Return which machine each node of a network is, by name; None if they are in the same order, or either has no names."""
+        if labels is None or self.labels is None or tuple(labels) == self.labels:
+            return None
+        names = check_labels(self.labels, len(self.labels)) or ()
+        if set(names) != set(labels):
+            raise PerronError(
+                f"Nodes of {self.name or 'the record of links'} are {listed(names)}, those of the network {listed(labels)}. They "
+                "are matched by name: give both the same names, or one of the two none."
+            )
+        place = {name: node for node, name in enumerate(names)}
+        return np.array([place[name] for name in labels])
 
     def routed(self) -> Machines:
         """Return machines in which every pair has a link: missing ones follow the path of least latency.

@@ -100,6 +100,7 @@ def simulate_asynchronous(
     given: dict[str, Any] = {"problem": problem, "algorithm": algorithm, "mixing": mixing, "lr": lr, "start": start}
     simulation = Simulation(**given, trials=trials, seed=seed, dtype=dtype)
     _check(simulation, made)
+    made = made.matched(simulation.mixing)
     room = real_number(buffer)
     if room is None or not room >= 0:
         raise PerronError(f"buffer is a number of bytes that is not negative; got {brief(buffer)}.")
