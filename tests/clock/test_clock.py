@@ -183,6 +183,20 @@ def test_receives_ahead_divide_the_round_trip(ahead):
         assert float(clock.cycle_time(PushPull(), ring(2))) == pytest.approx(expected, rel=1e-12)
 
 
+@pytest.mark.parametrize("ahead", range(5))
+@pytest.mark.parametrize("seed", range(4))
+def test_a_ring_with_rendezvous_takes_the_largest_of_four_times(ahead, seed):
+    n, compute = 6, 0.3 * (seed == 3)
+    rng = np.random.default_rng(seed)
+    latency, rate = rng.uniform(0, 0.3, (n, n)), rng.uniform(2e5, 5e6, (n, n))
+    source = np.arange(n)
+    target = (source + 1) % n
+    there, back, wire = latency[target, source], latency[source, target], 2 * SIZE / rate[target, source]
+    expected = max(compute, wire.max(), ((there + back + wire) / (1 + ahead)).max(), (there + wire).mean())
+    clock = Clock(Machines(latency, rate), compute=compute, size=SIZE, ahead=ahead)
+    assert clock.cycle_time(PushPull(), ring(n)).seconds == pytest.approx(expected, rel=1e-12)
+
+
 def test_rounds_are_sequential():
     clock = equal(protocol="eager")
     once = float(clock.cycle_time(PushPull(order="atc"), ring(6))) - COMPUTE
@@ -204,6 +218,13 @@ def test_exponential_compute_of_all_reduce_is_a_harmonic_number():
     assert not found.exact
     assert abs(found.seconds - harmonic) < 4 * found.standard_error
     assert float(clock.cycle_time(PushPull(), ring(n))) < 0.6 * harmonic  # one step of slack
+
+
+def test_slack_against_random_compute_times():
+    """The figures of docs/concepts/time.md."""
+    clock = Clock(Machines(), compute="exponential(1.0)", size=SIZE)
+    for order, expected in (("cta", 1.56), ("atc", 2.36)):
+        assert clock.cycle_time(PushPull(order=order), ring(64)).seconds == pytest.approx(expected, abs=0.01)
 
 
 def test_a_round_of_local_steps_hides_its_exchange():
