@@ -12,7 +12,8 @@ from typer.testing import CliRunner
 
 from perron import ALGORITHMS, Mixing, read_mixing
 from perron.advise import Goal, Needs, advise
-from perron.advise.seconds import shown_timings
+from perron.advise.fewer_bytes import words_on_bytes
+from perron.advise.seconds import costs_of_a_gradient, shown_timings
 from perron.algorithms.codecs import CODECS
 from perron.cli.main import app
 from perron.cli.options import parse_compute
@@ -82,6 +83,27 @@ def test_quantized_messages_take_less_time_and_as_many_steps():
     assert all(few[key].seconds == full[key].seconds for key in central)
     with pytest.raises(PerronError, match="There are: bf16, int8, int4"):
         Needs(wire="int2")
+
+
+def test_an_all_reduce_takes_the_direction_whose_links_exist():
+    ring = topologies.ring(5)
+    links = ring.adjacency().toarray()
+    clock = Clock(Machines(0.05 * links, 1e6 * links), compute=0.1, size=1e5)
+    advice = advise(Mixing.uniform(ring), clock=clock, other_graphs=False)
+    seconds = 0.1 + 8 * (2 * 0.05 + 0.02)
+    (row,) = [one for one in advice.times if one.graph == "all-reduce, ring"]
+    assert row.step_seconds == pytest.approx(seconds)
+    (cost,) = [one for one in advice.gradients if one.algorithm == "centralized"]
+    assert cost.seconds == pytest.approx(seconds)
+
+
+def test_costs_of_a_gradient_that_takes_no_time():
+    costs = costs_of_a_gradient(SEVEN, Needs(), Clock(Machines(), size=4e6))
+    assert {one.seconds for one in costs} == {0.0}
+    (line,) = words_on_bytes(costs)
+    assert "takes 0 ms, and sends 1" in line
+    assert "times fewer bytes than" in line
+    assert costs_of_a_gradient(SEVEN, Needs(), Clock(Machines(), size=0)) == ()
 
 
 def test_what_a_gradient_costs():
@@ -298,6 +320,7 @@ def test_compute_times_of_each_node():
 
 def test_receives_are_posted_ahead_by_the_default_and_up_to_the_limit_of_the_engine():
     assert Clock().ahead == RECEIVE_AHEAD
+    assert clocks.AHEAD_UP_TO == MOST_AHEAD
     command = get_command(app)
     for name in ("advise", "design", "graph"):
         option = next(one for one in command.commands[name].params if one.name == "receive_ahead")
@@ -343,3 +366,12 @@ def test_what_is_refused(words, message):
     result = CliRunner().invoke(app, words)
     assert isinstance(result.exception, PerronError)
     assert message in str(result.exception)
+
+
+@pytest.mark.parametrize("command", [["advise", "ring", "--nodes", "3"], ["design", "--goal", "time", "--tries", "10"]])
+def test_links_that_take_no_time_are_said_to_be_so(command, tmp_path):
+    file = tmp_path / "free.csv"
+    file.write_text("from,to,latency_ms,rate_mbit\n0,1,0,100\n1,2,0,100\n2,0,0,100\n")
+    result = CliRunner().invoke(app, [*command, "--links", str(file), "--size", "0", "--compute", "0"])
+    assert "no time" in " ".join(result.output.split()) + str(result.exception)
+    assert not isinstance(result.exception, ZeroDivisionError)

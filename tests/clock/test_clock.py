@@ -4,8 +4,10 @@ from itertools import product
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from scipy.sparse import csr_array
 
 import perron
 from perron import Clock, Machines, Mixing, PushPull, topologies
@@ -15,7 +17,11 @@ from perron.clock.compute import Compute
 from perron.clock.tape import Average, Gradient, Post
 from perron.clock.trace import SlowRecursion
 from perron.errors import PerronError
-from perron.simulation import measure_traits
+from perron.networks import samplers
+from perron.networks.builder import load_network
+from perron.networks.repeat import repeat
+from perron.networks.restrict import avoid, restrict
+from perron.simulation import measure_traits, simulate_asynchronous
 
 LATENCY, RATE, SIZE, COMPUTE = 0.05, 1e6, 1e5, 0.1
 WIRE = SIZE / RATE
@@ -79,6 +85,19 @@ def test_latency_is_averaged_over_an_eager_ring():
     assert found.shares == pytest.approx({"latency": mean})
 
 
+def test_words_count_the_parts_of_a_cycle():
+    """A cycle may pass a kind of part more or less than once in each step; its seconds are means over steps."""
+    clock = Clock(one_way(3), size=1e4)
+    parts = {order: clock.cycle_time(PushPull(order=order), ring(3)).describe() for order in ("cta", "pu")}
+    links = "0 -> 1, 1 -> 2, 2 -> 0"
+    assert parts["cta"] == f"{links} (wire 20 ms, latency 50 ms)"
+    assert parts["pu"] == f"{links} (wire 20 ms, latency 100 ms per step: 2 x wire, 2 x latency in each)"
+    trees = Mixing.spanning_trees(topologies.ring(3))
+    found = clock.cycle_time(PushPull(order="atc"), trees)
+    assert found.seconds == pytest.approx((4 * 0.01 + 3 * LATENCY) / 2)  # a sender waits until its message has left
+    assert found.describe().endswith("(wire 20 ms, latency 75 ms per step: 4 x wire, 3 x latency in 2 steps)")
+
+
 def test_a_slow_wire_is_not_averaged():
     rate = np.full((6, 6), 1e7)
     rate[3, 2] = 1e5
@@ -114,6 +133,23 @@ def test_all_reduce_on_equal_links(protocol):
         assert float(clock.cycle_time(perron.ALGORITHMS["centralized"], ring(n))) == pytest.approx(expected, rel=1e-12)
 
 
+def one_way(nodes: int) -> Machines:
+    """Links 0 -> 1 -> ... -> 0 only."""
+    graph = topologies.ring(nodes)
+    return Machines(LATENCY * graph.adjacency().toarray(), RATE * graph.adjacency().toarray())
+
+
+def test_all_reduce_on_links_in_one_direction():
+    """Where no link leads back, a request takes as long as the message."""
+    n, central = 5, perron.ALGORITHMS["centralized"]
+    clock = Clock(one_way(n), compute=COMPUTE, size=SIZE)
+    expected = COMPUTE + 2 * (n - 1) * (2 * LATENCY + SIZE / (n * RATE))
+    found = clock.changed(order=range(n)[::-1]).cycle_time(central, ring(n))
+    assert found.seconds == pytest.approx(expected, rel=1e-12)
+    with pytest.raises(PerronError, match=r"no link 0 -> 4, .* each node to the one before it in order. Pass order="):
+        clock.cycle_time(central, ring(n))
+
+
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 def test_parameter_server(protocol):
     n = 5
@@ -147,6 +183,20 @@ def test_receives_ahead_divide_the_round_trip(ahead):
         assert float(clock.cycle_time(PushPull(), ring(2))) == pytest.approx(expected, rel=1e-12)
 
 
+@pytest.mark.parametrize("ahead", range(5))
+@pytest.mark.parametrize("seed", range(4))
+def test_a_ring_with_rendezvous_takes_the_largest_of_four_times(ahead, seed):
+    n, compute = 6, 0.3 * (seed == 3)
+    rng = np.random.default_rng(seed)
+    latency, rate = rng.uniform(0, 0.3, (n, n)), rng.uniform(2e5, 5e6, (n, n))
+    source = np.arange(n)
+    target = (source + 1) % n
+    there, back, wire = latency[target, source], latency[source, target], 2 * SIZE / rate[target, source]
+    expected = max(compute, wire.max(), ((there + back + wire) / (1 + ahead)).max(), (there + wire).mean())
+    clock = Clock(Machines(latency, rate), compute=compute, size=SIZE, ahead=ahead)
+    assert clock.cycle_time(PushPull(), ring(n)).seconds == pytest.approx(expected, rel=1e-12)
+
+
 def test_rounds_are_sequential():
     clock = equal(protocol="eager")
     once = float(clock.cycle_time(PushPull(order="atc"), ring(6))) - COMPUTE
@@ -168,6 +218,13 @@ def test_exponential_compute_of_all_reduce_is_a_harmonic_number():
     assert not found.exact
     assert abs(found.seconds - harmonic) < 4 * found.standard_error
     assert float(clock.cycle_time(PushPull(), ring(n))) < 0.6 * harmonic  # one step of slack
+
+
+def test_slack_against_random_compute_times():
+    """The figures of docs/concepts/time.md."""
+    clock = Clock(Machines(), compute="exponential(1.0)", size=SIZE)
+    for order, expected in (("cta", 1.56), ("atc", 2.36)):
+        assert clock.cycle_time(PushPull(order=order), ring(64)).seconds == pytest.approx(expected, abs=0.01)
 
 
 def test_a_round_of_local_steps_hides_its_exchange():
@@ -395,11 +452,15 @@ def test_a_network_needs_its_links():
     [
         (lambda: Machines(latency=-1), "latency of a link is a finite number that is not negative; got -1"),
         (lambda: Machines(latency=np.zeros((2, 3))), r"\(n, n\) array; got the shape \(2, 3\)"),
+        (lambda: Machines(latency=float("nan")), "latency of a link is a finite number .* got nan"),
+        (lambda: Machines(np.full((2, 2), np.nan)), "latency is nan for 1 -> 0, 0 -> 1, but the rate"),
+        (lambda: Machines([[0, np.nan], [1, 0]], 1e6, labels=["a", "b"]), "latency is nan for b -> a, but the rate"),
+        (lambda: Machines(np.full((9, 9), np.nan)), r"4 -> 0, 5 -> 0, 6 -> 0, ... \(66 more\), but"),
         (lambda: Machines(up=[1, 0]), "up is a positive number, or one per node; got 0"),
         (lambda: Machines(latency=np.zeros((3, 3)), up=[1, 2]), "one number of nodes throughout; got latency 3, up 2"),
         (lambda: Machines(rate="fast"), "rate is a number, an .* got 'fast'"),
         (lambda: Clock(5), "machines is a perron.Machines, a file of links or the name of a preset; got 5"),
-        (lambda: Clock(ahead=-1), "ahead is a whole number of steps from 0 to 64; got -1"),
+        (lambda: Clock(ahead=-1), "ahead is a whole number of steps from 0 to 16; got -1"),
         (lambda: Clock(protocol="tcp"), "protocol is one of 'rendezvous', 'eager'; got 'tcp'"),
         (lambda: Clock(size=-1), "size is the number of bytes of a model vector; got -1"),
         (lambda: Clock(compute="gamma(1)"), "compute is 0.1, exponential"),
@@ -430,3 +491,157 @@ def test_the_default_is_that_of_the_engine():
     from perron.distributed.process_group import RECEIVE_AHEAD
 
     assert Clock().ahead == RECEIVE_AHEAD
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+@pytest.mark.parametrize("latency", [0.0, np.zeros((4, 4))])
+def test_a_step_may_take_no_time(latency, protocol):
+    for average, name in product(("ring", "server"), ("push_pull", "centralized", "diloco")):
+        clock = Clock(Machines(latency), compute=0, size=0, protocol=protocol, average=average)
+        found = clock.cycle_time(perron.ALGORITHMS[name], ring(4))
+        assert (found.seconds, found.links, found.shares) == (0, (), {})
+        assert str(found) == "0 ms per step: nothing takes time"
+    assert clock.changed(compute="exponential(0)").cycle_time(PushPull(), ring(4)).seconds == 0
+    history = perron.simulate(perron.problems.Quadratic.random(4), "push_pull", ring(4), lr=0.02, steps=3, clock=clock)
+    assert history.time_to("grad_norm_sq", 1e9).tolist() == [0]
+
+
+# ---- numbers of other libraries
+
+
+NUMBERS = {"float64": np.float64, "int64": np.int64, "array": np.array, "tensor": torch.tensor}
+
+
+@pytest.mark.parametrize("kind", NUMBERS)
+def test_numbers_may_be_those_of_numpy_and_pytorch(kind):
+    make = NUMBERS[kind]
+    machines = Machines(latency=make(1), rate=make(10), up=make(20), compute=make(1))
+    assert (machines.latency, machines.rate, machines.up, machines.compute) == (1, 10, 20, 1)
+    whole = np.int64 if kind == "float64" else make
+    given = Clock(
+        machines, compute=make(2), size=make(5), overhead=make(1), per_byte=make(0), ahead=whole(1),
+        average="server", hub=whole(1), order=np.array([1, 0, 2]),
+    )  # fmt: skip
+    same = Clock(
+        Machines(latency=1, rate=10, up=20), compute=2, size=5, overhead=1, ahead=1, average="server", hub=1, order=[1, 0, 2]
+    )  # fmt: skip
+    assert given.size == 5
+    assert type(given.size) is float
+    for algorithm in (PushPull(), perron.ALGORITHMS["centralized"]):
+        assert given.cycle_time(algorithm, ring(3)).seconds == same.cycle_time(algorithm, ring(3)).seconds
+
+
+@pytest.mark.parametrize("wrong", [True, np.True_, np.array(True), "1", "fast", None, 1j, [[1]]])
+@pytest.mark.parametrize("name", ["latency", "rate", "up", "down"])
+def test_machines_take_numbers_only(name, wrong):
+    if wrong == [[1]] and name in ("latency", "rate"):
+        return
+    with pytest.raises(PerronError, match=f"{name} is a number.*; got"):
+        Machines(**{name: wrong})
+
+
+@pytest.mark.parametrize("wrong", [True, np.True_, "1", 1j, [1]])
+@pytest.mark.parametrize("name", ["size", "overhead", "per_byte", "ahead", "hub", "order"])
+def test_clocks_take_numbers_only(name, wrong):
+    with pytest.raises(PerronError, match=rf"^{name} (is|lists) .*; got .*{'' if wrong == [1] else str(wrong)[:2]}"):
+        Clock(**{"size": 1.0, "average": "server", name: wrong}).cycle_time(perron.ALGORITHMS["centralized"], ring(3))
+
+
+@pytest.mark.parametrize("wrong", [True, np.array(False), [1, True, 1], "fast", [[1, 2, 3]]])
+def test_compute_times_are_numbers_or_distributions(wrong):
+    with pytest.raises(PerronError, match=r"compute is 0.1, exponential.*; got"):
+        Clock(compute=wrong)
+
+
+def test_no_link_may_have_no_latency():
+    none = np.nan
+    for missing in (none, 0.0):
+        machines = Machines(
+            [[0, none, 1], [1, none, none], [none, 1, 0]], [[0, missing, 5], [5, 0, missing], [missing, 5, 0]]
+        )
+        assert machines.latency_matrix.tolist() == [[0, 0, 1], [1, 0, 0], [0, 1, 0]]
+        assert len(machines.graph.edges) == 3
+
+
+# ---- names of nodes
+
+NAMES = ("Rome", "Oslo", "Bonn", "Bern", "Graz")
+PLACES = [3, 0, 4, 1, 2]  # node k of the network is machine PLACES[k]
+
+
+def by_name(kind: str = "dense") -> tuple[Clock, Clock, Mixing]:
+    """A clock whose machines have names, one whose machines are in the order of a network, and the network."""
+    machines = random_machines(5, seed=1).changed(labels=NAMES)
+    ordered = machines.reordered(PLACES).changed(labels=None)
+    if kind == "sparse":
+        machines = machines.changed(latency=csr_array(machines.latency), rate=csr_array(machines.rate))
+    if kind == "function":
+        latency, rate = machines.latency, machines.rate
+        machines = machines.changed(latency=lambda i, j: latency[j, i], rate=lambda i, j: rate[j, i])
+    graph = perron.Graph(5, topologies.exponential(5).edges, labels=[NAMES[place] for place in PLACES])
+    return Clock(machines, size=SIZE), Clock(ordered, size=SIZE), Mixing.random_integer(graph)
+
+
+@pytest.mark.parametrize("kind", ["dense", "sparse", "function"])
+def test_nodes_are_matched_by_name(kind):
+    named, ordered, mixing = by_name(kind)
+    plain = Mixing(mixing.pull, mixing.push)
+    for algorithm in (PushPull(), PushPull(order="atc"), perron.ALGORITHMS["centralized"]):
+        found, expected = named.cycle_time(algorithm, mixing), ordered.cycle_time(algorithm, plain)
+        assert found.seconds == expected.seconds != named.cycle_time(algorithm, plain).seconds
+        assert (found.links, found.labels) == (expected.links, mixing.labels)
+        assert slope(named, algorithm, mixing, 5) == slope(ordered, algorithm, plain, 5)
+    found = named.cycle_time(PushPull(), mixing)
+    assert found.describe() == ordered.cycle_time(PushPull(), plain).describe(lambda node: NAMES[PLACES[node]])
+    problem = perron.problems.Quadratic.random(5)
+    runs = [
+        perron.simulate(problem, "push_pull", network, lr=0.02, steps=5, clock=clock).seconds
+        for clock, network in ((named, mixing), (ordered, plain))
+    ]
+    assert np.array_equal(*runs)
+    if kind == "dense":
+        assert named.matched(mixing).fingerprint(5) == ordered.fingerprint(5) != named.fingerprint(5)
+    of_events = [
+        simulate_asynchronous(problem, "robust_push_pull", network, clock=clock, seconds=3)
+        for clock, network in ((named, mixing), (ordered, plain))
+    ]
+    assert of_events[0].about["node_steps"] == of_events[1].about["node_steps"]
+
+
+def test_numbers_of_nodes_in_a_clock_are_those_of_its_machines():
+    named, ordered, mixing = by_name()
+    compute, order, hub = np.array([1, 2, 3, 4, "stragglers(1, 0.5, 1)"], dtype=object), [4, 3, 0, 1, 2], 4
+    node = {place: k for k, place in enumerate(PLACES)}
+    same = ordered.changed(compute=compute[PLACES], order=[node[one] for one in order], hub=node[hub])
+    for average in ("ring", "server"):
+        one = named.changed(compute=compute, order=order, hub=hub, average=average).matched(mixing)
+        central = perron.ALGORITHMS["centralized"]
+        assert slope(one, central, mixing, 5) == slope(same.changed(average=average), central, mixing, 5)
+
+
+def test_names_that_differ_are_refused():
+    named, _, mixing = by_name()
+    other = Mixing.uniform(perron.Graph(5, mixing.pull_graph.edges, labels=list("abcde")))
+    with pytest.raises(
+        PerronError, match=r"are Rome, .*, Graz, those of the network a, b, c, d, e. They are matched by name"
+    ):
+        named.cycle_time(PushPull(), other)
+    unnamed = named.changed(machines=named.record.changed(labels=None))
+    assert unnamed.cycle_time(PushPull(), other).labels == tuple("abcde")
+
+
+def test_networks_keep_the_names_of_their_graph(tmp_path):
+    graph = topologies.ring(4).symmetric()
+    graph = perron.Graph(4, graph.edges, labels=list("abcd"))
+    kinds = ("uniform", "lazy", "random_integer", "metropolis", "balanced", "spanning_trees")
+    made = [getattr(Mixing, kind)(graph) for kind in kinds]
+    perron.write_mixing(made[0], tmp_path / "network.npz")
+    perron.write_graph(graph, tmp_path / "graph.graphml")
+    made += [
+        perron.read_mixing(tmp_path / "network.npz"), load_network(str(tmp_path / "graph.graphml")).mixing, repeat(made[0], 2),
+        samplers.pairwise(made[0]), samplers.matching(made[0]), avoid(made[0], [(0, 1)]),
+    ]  # fmt: skip
+    assert {one.labels for one in made} == {tuple("abcd")}
+    assert restrict(made[0], [0, 2, 3]).labels == tuple("acd")
+    assert made[0].pull_graph.labels == tuple("abcd")
+    assert ring(4).labels is None

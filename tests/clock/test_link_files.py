@@ -91,6 +91,14 @@ def test_both_ways(tmp_path):
     assert sorted(map(tuple, machines.graph.edges.tolist())) == [(0, 1), (1, 0), (1, 2), (2, 1)]
 
 
+@pytest.mark.parametrize(
+    "comment", ["# no both_ways=true here", "# measured in May, both_ways=no longer valid", "# first\n# both_ways=true"]
+)
+def test_both_ways_in_other_places_is_prose(tmp_path, comment):
+    machines = parsed(tmp_path, f"{comment}\nfrom,to,latency_ms\na,b,1\n")
+    assert machines.graph.edges.tolist() == [[0, 1]]
+
+
 def test_nodes_named_by_their_numbers_are_these(tmp_path):
     machines = parsed(tmp_path, "from,to,latency_ms\n2,0,1\n0,1,2\n")
     assert machines.labels is None

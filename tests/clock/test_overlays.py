@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from perron.clock import overlays, presets
+from perron.clock.candidates import candidates
 from perron.clock.machines import Machines
 from perron.errors import PerronError
 
@@ -107,6 +108,30 @@ def test_a_star_counts_the_way_twice_and_compute_once():
     assert not overlays.is_star(overlays.ring(machines))
     assert overlays.published_cycle_time(machines, star, 1.0) == pytest.approx(1.2)
     assert overlays.published_cycle_time(machines, overlays.ring(machines), 1.0) == pytest.approx(1.1)
+
+
+def test_machines_on_which_nothing_takes_time():
+    machines = Machines(np.zeros((9, 9)))
+    assert overlays.ring(machines).is_strongly_connected
+    for graph in (
+        overlays.minimum_spanning_tree(machines),
+        overlays.delta_mbst(machines, 0.0),
+        overlays.star(machines),
+    ):
+        assert len(graph.edges) == 16
+        assert overlays.published_cycle_time(machines, graph, 0.0) == 0
+    assert len(candidates(machines, 0.0)) > 10
+    assert overlays.minimum_spanning_tree(Machines(np.full((5, 5), 2e-9))).is_strongly_connected
+
+
+def test_the_hub_of_a_star_has_links_to_all():
+    rate = np.full((4, 4), 1.0)
+    rate[0, 3] = rate[3, 0] = 0.0
+    latency = np.full((4, 4), 0.1)
+    latency[1, :] = latency[:, 1] = 0.2
+    latency[0, 1] = latency[1, 0] = 0.3
+    latency[0, 3] = latency[3, 0] = 0.0
+    assert overlays.star(Machines(latency, rate)).in_degrees.tolist() == [1, 1, 3, 1]
 
 
 def test_what_is_missing_is_named():

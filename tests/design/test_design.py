@@ -465,3 +465,24 @@ def test_what_is_not_better_is_not_returned():
     assert kept.after == kept.before
     assert kept.before.value == good.after.value
     assert kept.notes == ("nothing better than the start was found",)
+
+
+def test_command_that_chooses_links_reads_files_of_links(tmp_path):
+    """As ``perron launch --measure`` writes them; the access of a node counts, too."""
+    rate = np.full((5, 5), 1e7)
+    rate[2, 1] = 1e6
+    machines = perron.Machines(0.01, rate, up=[1e9, 1e9, 1e9, 5e6, 1e9], labels=list("abcde"))
+    for name in ("links.csv", "links.npz"):
+        machines.write(tmp_path / name)
+        command = ["links", str(tmp_path / name), "--degree", "2", "--message", "1e7", "--json"]
+        done = CliRunner().invoke(app, command)
+        found = json.loads(done.stdout)
+        assert ["b", "c"] not in found["links"]
+        assert (found["slowest_before"], found["slowest"], found["seconds"]) == (1e6, 5e6, 2.0)
+    preset = CliRunner().invoke(app, ["links", "gaia"])
+    assert "1.25e+08" in preset.stdout
+    assert "perron design --goal time --links gaia --size BYTES" in preset.stdout
+    (tmp_path / "latencies.csv").write_text("from,to,latency_ms\na,b,1\nb,a,1\n")
+    done = CliRunner().invoke(app, ["links", str(tmp_path / "latencies.csv")])
+    assert "link b -> a has no rate" in str(done.exception)
+    assert "no file gaai, nor a preset" in str(CliRunner().invoke(app, ["links", "gaai"]).exception)

@@ -379,3 +379,12 @@ def test_only_the_newest_messages_can_be_had():
     assert node.unit.tolist() == [[0, 1, 0, 0, 0]]
     assert node.uniform().shape == (1, 1, 1)
     assert float(node.links("push").share) == pytest.approx(5 * Network(mixing).push_perron[1])
+
+
+def test_numbers_may_be_those_of_numpy():
+    problem = perron.problems.Quadratic.random(5)
+    clock = Clock(Machines(latency=np.float64(0.05)), compute=np.int64(1))
+    history = simulate_asynchronous(
+        problem, "robust_push_pull", "ring", clock=clock, seconds=np.int64(6), every=np.array(2), buffer=np.int64(10**6)
+    )
+    assert history.about["node_steps"] == [6.0] * 5

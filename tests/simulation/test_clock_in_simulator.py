@@ -3,9 +3,11 @@
 import numpy as np
 import pytest
 import torch
+from scipy.sparse import coo_array, csr_array
 
 import perron
 from perron import Clock, History, Machines, Mixing, simulate, topologies
+from perron.clock import Distribution
 from perron.errors import PerronError
 from perron.problems import LinearModel, Logistic, Quadratic
 from perron.simulation import Simulation, Snapshot
@@ -158,6 +160,35 @@ def test_the_fingerprint_is_that_of_the_numbers():
     assert one.fingerprint(6) == same.fingerprint(6)
     latency[0, 3] = 0.02
     assert Clock(Machines(latency=latency)).fingerprint(6) != one.fingerprint(6)
+
+
+def test_equal_numbers_have_equal_fingerprints_and_others_have_not():
+    def of(latency=0.01, rate=np.inf, up=np.inf, compute=1, size=2, **options):
+        return Clock(Machines(latency, rate, up=up), compute=compute, size=size, **options).fingerprint(6)
+
+    same = of(up=3, overhead=1, order=[0, 1, 2, 3, 5, 4], hub=1, ahead=1)
+    for kind in (float, np.float64, np.int64, np.array):
+        order, whole = np.array([0, 1, 2, 3, 5, 4]), int if kind is float else np.int64
+        assert same == of(
+            up=kind(3), compute=kind(1), size=kind(2), overhead=kind(1), order=order, hub=whole(1), ahead=whole(1)
+        )
+    assert of(compute=Distribution("exponential", (1,))) == of(compute="exponential(1.0)")
+    random = np.random.default_rng(0).uniform(1, 2, (6, 6))
+    sparse = csr_array(np.where(np.eye(6), 0.0, random))
+    rows, columns = sparse.tocoo().coords
+    shuffled = np.random.default_rng(1).permutation(sparse.nnz)
+    again = coo_array((sparse.data[shuffled], (rows[shuffled], columns[shuffled])), shape=(6, 6))
+    assert of(sparse) == of(again)
+    changed = [np.where((np.arange(36) == place).reshape(6, 6), 9.0, random) for place in range(1, 36) if place % 7]
+    functions = [lambda sources, targets, table=table: table[targets, sources] for table in changed]
+    values = [
+        of(), of(0.02), of(up=3), of(rate=3), of(compute=[1] * 6), of(compute=[1] * 5 + [2]), of(compute=1 + 1e-15),
+        of(size=2 + 1e-15),
+        of(random), of(sparse), *map(of, changed), *map(of, functions),
+    ]  # fmt: skip
+    assert len(set(values)) == len(values)
+    long = [[1.0] * 2000, [1.0] * 1000 + [2.0] + [1.0] * 999]
+    assert len({Clock(Machines(), compute=one, size=1).fingerprint(2000) for one in long}) == 2
 
 
 def test_histories_are_saved_with_their_seconds(tmp_path):

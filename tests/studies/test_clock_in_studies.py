@@ -53,6 +53,17 @@ def test_every_key_is_an_axis():
     }  # fmt: skip
 
 
+def test_equal_numbers_have_equal_keys():
+    def key(**clock):
+        (run,) = study(clock).runs
+        return run.key
+
+    whole = key(latency=1, compute=1, size=1000, ahead=1)
+    assert whole == key(latency=1.0, compute=1.0, size=1e3, ahead=1)
+    others = {key(latency=1, compute=compute, size=1000, ahead=1) for compute in (2, 1.5, "exponential(1)")}
+    assert len({whole, *others}) == 4
+
+
 def test_a_run_is_carried_out_with_its_clock():
     run = study(CLOCK | {"compute": "exponential(0.02)"}).runs[0]
     table, _ = execute(Job.read(Job(run, "here").text).run)

@@ -9,8 +9,10 @@ from typing import Any
 
 from perron.advise.records import GradientCost
 from perron.algorithms import ALGORITHMS
+from perron.algorithms.base import Algorithm
 from perron.algorithms.codecs import Wire, wire_sizes
 from perron.clock.clock import Clock
+from perron.clock.tape import Average, record_tape
 from perron.errors import PerronError
 from perron.networks.facts import Network
 from perron.networks.mixing import Mixing
@@ -29,8 +31,10 @@ def gradient_costs(mixing: Mixing, clock: Clock, size: float, order: Sequence[in
     Args:
         mixing, clock: the network, and the links under it.
         size: bytes of a model vector of 32-bit numbers.
-        order: the ring of an all-reduce, as for `Clock`.
+        order: the ring of an all-reduce, which takes the faster of its two directions.
     """
+    if not size:
+        return ()
     network, dim, found = Network(mixing), max(1, round(size / 4)), []
     for name, steps, wire in METHODS:
         algorithm: Any = ALGORITHMS[name]
@@ -41,13 +45,26 @@ def gradient_costs(mixing: Mixing, clock: Clock, size: float, order: Sequence[in
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
                 algorithm.check(network)
-            one = clock.changed(size=vector, average="ring", order=list(order))
-            seconds = one.cycle_time(algorithm, mixing, trace=False).seconds / steps
+            seconds = _seconds(algorithm, mixing, clock.changed(size=vector, average="ring"), order) / steps
             sent = bytes_per_step(algorithm, network, dim=dim, wire=wire or 4) / steps / mixing.nodes
         except PerronError:  # without a push graph, an unstable outer step, no links for a ring
             continue
         found.append(GradientCost(algorithm=name, local_steps=steps, wire=wire, bytes=sent, seconds=seconds))
     return tuple(found)
+
+
+def _seconds(algorithm: Algorithm, mixing: Mixing, clock: Clock, order: Sequence[int]) -> float:
+    """The seconds of a step."""
+    averages = any(isinstance(one, Average) for one in record_tape(algorithm, mixing.nodes).operations)
+    times, missing = [], None
+    for ring in (order, order[::-1]) if averages else (order,):
+        try:
+            times.append(clock.changed(order=list(ring)).cycle_time(algorithm, mixing, trace=False).seconds)
+        except PerronError as error:  # links may exist in one direction only
+            missing = error
+    if missing is not None and not times:
+        raise missing
+    return min(times)
 
 
 def words_on_bytes(costs: Sequence[GradientCost]) -> list[str]:
@@ -57,9 +74,12 @@ def words_on_bytes(costs: Sequence[GradientCost]) -> list[str]:
     if base is None or not others:
         return []
     best = min(others, key=lambda one: one.seconds)
-    line = (
-        f"For each gradient on the given network {best.described} takes {best.seconds * 1e3:.3g} ms, "
-        f"{base.seconds / best.seconds:.3g} times less than {base.described}, and sends "
+    line = f"For each gradient on the given network {best.described} takes {best.seconds * 1e3:.3g} ms"
+    if not best.seconds:
+        fewer = f"{base.bytes / best.bytes:.3g} times fewer bytes than {base.described}"
+        return [f"{line}, and sends {fewer}. The longer a round, the less its gradients gain."]
+    line += (
+        f", {base.seconds / best.seconds:.3g} times less than {base.described}, and sends "
         f"{base.bytes / best.bytes:.3g} times fewer bytes"
     )
     reduced = next((one for one in costs if one.algorithm == "centralized"), None)

@@ -62,6 +62,7 @@ def compare(
     progress: bool | OnProgress | None = False,
 ) -> tuple[Timing, ...]:
     """Return the seconds of algorithms on the given network, on other graphs of the same links, and of centralized methods."""
+    clock = clock.matched(mixing)
     machines = of_nodes(clock.record, mixing.nodes)
     whole, n = clock.changed(machines=machines), mixing.nodes
     clock = _quantized(whole, needs)
@@ -81,10 +82,9 @@ def compare(
             bar.update(done)
         if n > 1:
             timings += _centralized(mixing, whole, needs, goal, order)
-    label = machines.label
     shown = {id(one) for one in shown_timings(timings)}
     traced = [
-        _traced(one, one.mixing, clock, needs, label) if id(one) in shown and one.mixing is not None else one
+        _traced(one, one.mixing, clock, needs) if id(one) in shown and one.mixing is not None else one
         for one in timings
     ]
     return tuple(sorted(traced, key=lambda one: (one.seconds, one.step_seconds)))
@@ -92,6 +92,7 @@ def compare(
 
 def costs_of_a_gradient(mixing: Mixing, needs: Needs, clock: Clock) -> tuple[GradientCost, ...]:
     """Return what a gradient costs on the given network, with local steps and quantized messages."""
+    clock = clock.matched(mixing)
     machines = of_nodes(clock.record, mixing.nodes)
     if mixing.nodes == 1:
         return ()
@@ -127,6 +128,10 @@ def words_in_seconds(
             "No algorithm considered has a stable step on these links' graphs; the table has seconds per step only."
         ]
     fastest = min(known, key=lambda one: one.seconds)
+    if fastest.seconds == 0:
+        return [
+            f"{fastest.described} takes no time: compute, size and latencies are 0 there. Give those of your machines."
+        ]
     head = (
         f"Fastest: {fastest.described}, {shortest(fastest.seconds)} s until |grad f|^2 is {goal.target:g} of its start "
         f"({fastest.steps:,.0f} steps of {fastest.step_seconds * 1e3:.4g} ms, lr = {fastest.lr:.3g})"
@@ -238,7 +243,9 @@ def _timed(entries: list[_Entry], clock: Clock, needs: Needs, goal: Goal, bar: B
         bar.update(done + number)
         if not entry.given and seconds * least >= best:
             continue
-        found = _steps(ALGORITHMS[entry.name], entry.network, needs, goal, inf if entry.given else best / seconds)
+        found = _steps(
+            ALGORITHMS[entry.name], entry.network, needs, goal, inf if entry.given or not seconds else best / seconds
+        )
         one = _timing(entry, seconds, found)
         if clock.random:
             if not entry.given and (one.seconds >= best if found else seconds >= shortest):
@@ -280,10 +287,10 @@ def _edges(graph: Graph) -> bytes:
     return graph.edges.tobytes()
 
 
-def _traced(one: Timing, mixing: Mixing, clock: Clock, needs: Needs, label: Callable[[int], str]) -> Timing:
+def _traced(one: Timing, mixing: Mixing, clock: Clock, needs: Needs) -> Timing:
     clock = clock.changed(compute=clock.times.averaged)
     cycle = clock.cycle_time(ALGORITHMS[one.algorithm], mixing, dim=needs.dim, number=needs.number)
-    return replace(one, critical=cycle.describe(label), links=cycle.links)
+    return replace(one, critical=cycle.describe(), links=cycle.links)
 
 
 def _centralized(mixing: Mixing, clock: Clock, needs: Needs, goal: Goal, order: list[int]) -> list[Timing]:

@@ -143,7 +143,7 @@ def _times_of_steps(clock: Clock, mixing: Mixing) -> dict[str, dict[str, Any]]:
     for name in names:
         cycle = clock.cycle_time(ALGORITHMS[name], mixing)
         found[name] = {
-            "ms": cycle.seconds * 1e3, "critical": cycle.describe(clock.record.label), "links": cycle.links,
+            "ms": cycle.seconds * 1e3, "critical": cycle.describe(), "links": cycle.links,
             "exact": cycle.exact, "known": bool(cycle.critical),
         }  # fmt: skip
     return found

@@ -26,7 +26,7 @@ from perron.networks._formats.gml import _sections, parse_gml
 from perron.networks._formats.table import FORMULA
 from perron.networks._formats.xml import Document, _Keys, parse_xml
 
-FLAG = re.compile(r"\bboth_ways\s*=\s*([^\s;,]*)")
+FLAG = re.compile(r"\s*#+\s*both_ways\s*=\s*([^\s;,]*)")
 DEFAULTS = {"latency": 0.0, "rate": np.inf}  # of a link in whose row the cell is empty
 SI = {"latency": "latency_s", "rate": "rate_bytes_s", "distance": "distance_km", "up": "up_bytes_s", "down": "down_bytes_s",
       "compute": "compute_s"}  # attributes of GML and GraphML without a unit  # fmt: skip
@@ -67,12 +67,21 @@ def parse_csv(text: str, path: Path) -> Machines:
     return table.machines()
 
 
+def is_links_csv(text: str, path: Path) -> bool:
+    """Whether the first row of a table names columns of links with a latency or rate, or of nodes."""
+    names = next((row for _, row in _rows(text, path)), [])
+    columns = {name.lower() for name in names}
+    known = {unit.split("_")[0] for unit in (*LINK_UNITS, *NODE_UNITS)}
+    stated = {name.split("_")[0] for name in columns} & known
+    return ({"from", "to"} <= columns or "node" in columns) and bool(stated)
+
+
 def _both_ways(text: str, path: Path) -> bool:
-    """Whether the first comment line says that rows are both directions of a link."""
+    """Whether the first comment line begins with the flag that rows are both directions of a link."""
     lines = text.splitlines()
     comments = ((number, line) for number, line in enumerate(lines, 1) if line.lstrip().startswith("#"))
     number, line = next(comments, (0, ""))
-    found = FLAG.search(line)
+    found = FLAG.match(line)
     if found and found[1].lower() not in ("true", "false"):
         raise FileError(f"{path}:{number}: both_ways is true or false; got {found[1]!r:.80}.")
     return bool(found and found[1].lower() == "true")

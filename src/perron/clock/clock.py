@@ -12,10 +12,10 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
-from scipy.sparse import issparse
+from scipy.sparse import csr_array, issparse
 from torch import Tensor
 
-from perron._typing import FloatArray
+from perron._typing import FloatArray, real_number, whole_number
 from perron.algorithms.base import Algorithm
 from perron.clock.compute import Compute
 from perron.clock.cycle import CycleTime, exact_cycle_time, simulated_cycle_time
@@ -26,7 +26,8 @@ from perron.clock.tape import record_tape
 from perron.errors import PerronError, brief
 from perron.networks.mixing import Mixing
 
-AHEAD_UP_TO = 64
+AHEAD_UP_TO = 16  # as in the engine
+SAMPLED_FROM = 1000  # nodes, for hashes of functions
 RECEIVE_AHEAD = 2  # as `perron.distributed.process_group.RECEIVE_AHEAD`
 
 
@@ -47,8 +48,11 @@ class Clock:
         overhead: seconds that each batch of messages costs its nodes.
         per_byte: seconds that a node needs for each byte that it receives.
         average: how centralized methods average: ``"ring"`` (all-reduce) or ``"server"`` (parameter server).
-        order: the nodes in the order of the ring; by number if None.
+        order: the nodes in the order of the ring, along which each sends to the one before it, as gloo; by number if None.
         hub: the node that is the server; the best one if None.
+
+    Nodes of the machines and of a network are matched by name if both have names (`Machines.labels`, `Mixing.labels`), otherwise
+    by number. ``compute``, ``order`` and ``hub`` are by the numbers of the machines.
 
     Losses and delays of links (``loss``, ``delay`` of `perron.Simulation`) take no time here: retransmission is part of a rate.
 
@@ -84,12 +88,13 @@ class Clock:
         _check_choice("protocol", self.protocol, ("rendezvous", "eager"))
         _check_choice("average", self.average, ("ring", "server"))
         for name in ("overhead", "per_byte"):
-            if not (isinstance(getattr(self, name), int | float) and 0 <= getattr(self, name) < float("inf")):
-                raise PerronError(f"{name} is a number of seconds that is not negative; got {getattr(self, name)!r}.")
-        if self.size is not None and not (isinstance(self.size, int | float) and 0 <= self.size < float("inf")):
-            raise PerronError(f"size is the number of bytes of a model vector; got {self.size!r}.")
-        if not isinstance(self.ahead, int) or isinstance(self.ahead, bool) or not 0 <= self.ahead <= AHEAD_UP_TO:
-            raise PerronError(f"ahead is a whole number of steps from 0 to {AHEAD_UP_TO}; got {self.ahead!r}.")
+            vars(self)[name] = _finite(name, getattr(self, name), "a number of seconds that is not negative")
+        if self.size is not None:
+            vars(self)["size"] = _finite("size", self.size, "the number of bytes of a model vector")
+        ahead = whole_number(self.ahead)
+        if ahead is None or not 0 <= ahead <= AHEAD_UP_TO:
+            raise PerronError(f"ahead is a whole number of steps from 0 to {AHEAD_UP_TO}; got {brief(self.ahead)}.")
+        vars(self)["ahead"] = ahead
         nodes = self.times.nodes
         if nodes is not None:
             machines.check_nodes(nodes)
@@ -111,17 +116,33 @@ class Clock:
         return self.times.random
 
     def fingerprint(self, nodes: int) -> str:
-        """Return a hash of everything that decides times on a network with that many nodes; of functions, of some links."""
-        machines, near = self.record, np.arange(min(nodes, 1000))
-        ends = (np.tile(near, 2), np.concatenate([(near + 1) % nodes, (near + nodes // 2) % nodes]))
+        """Return a hash of everything that decides times on a network with that many nodes.
+
+        Of functions it is that of the values of all links, beyond 1,000 nodes of those whose ends are powers of two apart.
+        """
+        machines = self.record
+        if nodes <= SAMPLED_FROM:
+            targets, sources = np.nonzero(~np.eye(nodes, dtype=bool))
+        else:
+            shifts = 2 ** np.arange((nodes - 1).bit_length())
+            sources = np.repeat(np.arange(nodes), len(shifts))
+            targets = (sources + np.tile(shifts, nodes)) % nodes
         content = hashlib.sha256()
         for value in (machines.latency, machines.rate, machines.up, machines.down):
-            array = value(*ends) if callable(value) else value
-            parts = (array.data, array.indices, array.indptr) if issparse(array) else (array,)
-            content.update(b"".join(np.ascontiguousarray(part).tobytes() + b";" for part in parts))
+            array = np.asarray(value(sources, targets), dtype=np.float64) if callable(value) else value
+            if issparse(array):
+                entries = csr_array(array).tocoo()
+                order = np.lexsort((entries.col, entries.row))
+                parts: tuple[Any, ...] = (
+                    entries.row[order].astype(np.int64), entries.col[order].astype(np.int64), entries.data[order],
+                )  # fmt: skip
+            else:
+                parts = (np.asarray(array),)
+            for part in parts:
+                content.update(f"{part.dtype}{part.shape}".encode() + np.ascontiguousarray(part).tobytes())
         settings = (
             self.times.parts, self.size, self.protocol, self.ahead, self.overhead, self.per_byte, self.average,
-            None if self.order is None else [int(node) for node in self.order], self.hub,
+            None if self.order is None else _whole_numbers(self.order), None if self.hub is None else whole_number(self.hub),
         )  # fmt: skip
         content.update(repr(settings).encode())
         return content.hexdigest()[:16]
@@ -129,6 +150,23 @@ class Clock:
     def changed(self, **changes: Any) -> Clock:
         """Return a clock with some settings replaced, as ``clock.changed(ahead=2)``."""
         return replace(self, **changes)
+
+    def matched(self, mixing: Mixing) -> Clock:
+        """Return the clock with its nodes in the order of a network's: by their names, if both machines and network have them."""
+        machines, n = self.record, mixing.nodes
+        machines.check_nodes(n)
+        places = machines.places(mixing.labels)
+        if places is None:
+            return self
+        node = np.argsort(places).tolist()  # of the network, for each machine
+        changes: dict[str, Any] = {"machines": machines.reordered(places.tolist())}
+        if self.compute is not None and self.times.nodes == n:
+            changes["compute"] = Compute([self.times.parts[place] for place in places])
+        if self.order is not None:
+            changes["order"] = [node[place] for place in self._checked_order(n)]
+        if self.hub is not None:
+            changes["hub"] = node[self._checked_hub(n)]
+        return self.changed(**changes)
 
     def start(
         self,
@@ -151,8 +189,9 @@ class Clock:
             vector: bytes of the model vector on the wire, where they are not ``dim`` times ``number``.
             seed, trials: of random compute times.
         """
-        recursion = self._recursion(algorithm, mixing, self._sizes(dim, number, vector), rounds)
-        return Timer(recursion, self.times, seed=seed, trials=trials)
+        clock = self.matched(mixing)
+        recursion = clock._recursion(algorithm, mixing, self._sizes(dim, number, vector), rounds)
+        return Timer(recursion, clock.times, seed=seed, trials=trials)
 
     def cycle_time(
         self,
@@ -171,14 +210,14 @@ class Clock:
         cycle mean (over a period, where the network varies). Random times, very large networks and networks that never repeat are
         simulated instead; the result then says so.
         """
-        recursion = self._recursion(algorithm, mixing, self._sizes(dim, number, vector), rounds)
-        compute = self.times
-        if compute.random:
-            return simulated_cycle_time(recursion, lambda trials: Timer(recursion, compute, seed=0, trials=trials))
-        means = compute.means(recursion.real_nodes)[: recursion.nodes]
-        return exact_cycle_time(recursion, means, trace=trace) or simulated_cycle_time(
-            recursion, lambda trials: Timer(recursion, compute, seed=0, trials=trials)
-        )
+        clock = self.matched(mixing)
+        recursion = clock._recursion(algorithm, mixing, self._sizes(dim, number, vector), rounds)
+        compute, found = clock.times, None
+        if not compute.random:
+            found = exact_cycle_time(recursion, compute.means(recursion.real_nodes)[: recursion.nodes], trace=trace)
+        if found is None:
+            found = simulated_cycle_time(recursion, lambda trials: Timer(recursion, compute, seed=0, trials=trials))
+        return replace(found, labels=mixing.labels or clock.record.labels)
 
     def _sizes(self, dim: int | None, number: float, vector: float | None) -> Sizes:
         if self.size is not None:
@@ -195,12 +234,11 @@ class Clock:
         times = self.times
         if times.nodes not in (None, nodes):
             raise PerronError(f"compute has {times.nodes} times but the network {nodes} nodes; they must be equal.")
-        if self.order is not None and sorted(self.order) != list(range(nodes)):
-            raise PerronError(f"order lists each of the nodes 0 to {nodes - 1} once; got {brief(self.order)}.")
+        order = None if self.order is None else self._checked_order(nodes)
         alike = not times.random and bool(np.ptp(times.means(nodes)) == 0)
         made = Recursion(
             record_tape(algorithm, nodes, rounds), machines, mixing, sizes, protocol=self.protocol, ahead=self.ahead,
-            overhead=self.overhead, per_byte=self.per_byte, average=self.average, order=self.order, alike=alike,
+            overhead=self.overhead, per_byte=self.per_byte, average=self.average, order=order, alike=alike,
         )  # fmt: skip
         if made.averages and self.average == "server":
             made.hub = self._best_hub(made) if self.hub is None else self._checked_hub(nodes)
@@ -227,10 +265,17 @@ class Clock:
             raise PerronError("No node has links to and from all others, as a server needs; use machines.routed().")
         return hubs
 
+    def _checked_order(self, nodes: int) -> list[int]:
+        order = _whole_numbers(self.order)
+        if sorted(order) != list(range(nodes)):
+            raise PerronError(f"order lists each of the nodes 0 to {nodes - 1} once; got {brief(self.order)}.")
+        return order
+
     def _checked_hub(self, nodes: int) -> int:
-        if not isinstance(self.hub, int) or not 0 <= self.hub < nodes:
-            raise PerronError(f"hub is the number of a node, from 0 to {nodes - 1}; got {self.hub!r}.")
-        return self.hub
+        hub = whole_number(self.hub)
+        if hub is None or not 0 <= hub < nodes:
+            raise PerronError(f"hub is the number of a node, from 0 to {nodes - 1}; got {brief(self.hub)}.")
+        return hub
 
 
 class Timer:
@@ -281,6 +326,19 @@ class Timer:
         self.times.update({name: value.numpy().copy() for name, value in tensors.items()})
 
 
+def _whole_numbers(values: Any) -> list[int]:
+    """The values if they are whole numbers, an empty list if not."""
+    numbers = [whole_number(one) for one in values] if np.ndim(values) == 1 else []
+    return [] if None in numbers else numbers  # type: ignore[return-value]
+
+
+def _finite(name: str, value: Any, kind: str) -> float:
+    number = real_number(value)
+    if number is None or not 0 <= number < float("inf"):
+        raise PerronError(f"{name} is {kind}; got {brief(value)}.")
+    return number
+
+
 def _check_choice(name: str, value: object, choices: tuple[str, ...]) -> None:
-    if value not in choices:
+    if not isinstance(value, str) or value not in choices:
         raise PerronError(f"{name} is one of {', '.join(map(repr, choices))}; got {value!r}.")

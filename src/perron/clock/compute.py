@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from perron._typing import FloatArray
+from perron._typing import FloatArray, real_number
 from perron.errors import FileError, PerronError, brief
 from perron.random import BLOCK, COMPUTE, Keyed
 
@@ -86,6 +86,7 @@ class Compute:
     def __init__(self, given: Any) -> None:
         self.given = given
         several = isinstance(given, Sequence | np.ndarray | Tensor) and not isinstance(given, str | Distribution)
+        several = several and getattr(given, "ndim", 1) > 0
         parts = [_parse(one) for one in given] if several else [_parse(given)]
         if not parts:
             raise PerronError(f"compute is {FORMS}, or a list of them, one per node; got an empty list.")
@@ -161,10 +162,12 @@ def _parse(given: Any) -> float | Distribution:
             return _distribution(found[1], found[2], given)
         if given.lower().endswith(".csv"):
             return _measured(Path(given))
-    try:
-        seconds = float(given)
-    except (TypeError, ValueError):
-        raise PerronError(f"compute is {FORMS}, or a list of them, one per node; got {brief(given)}.") from None
+    try:  # also text, as options of the command line are
+        seconds = float(given) if isinstance(given, str) else real_number(given)
+    except ValueError:
+        seconds = None
+    if seconds is None:
+        raise PerronError(f"compute is {FORMS}, or a list of them, one per node; got {brief(given)}.")
     if not (seconds >= 0 and isfinite(seconds)):
         raise PerronError(f"compute is a finite number of seconds that is not negative; got {brief(given)}.")
     return seconds
@@ -187,7 +190,7 @@ def _checked(one: Distribution, given: str) -> Distribution:
     good = all(value >= 0 and isfinite(value) for value in one.values) and bool(one.values)
     if not good or (one.kind == "stragglers" and one.values[1] > 1):
         raise PerronError(f"Times are finite and not negative, and a chance is at most 1; got {brief(given)}.")
-    return one
+    return Distribution(one.kind, tuple(float(value) for value in one.values))  # equal numbers have equal hashes
 
 
 def _measured(path: Path) -> Distribution:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from math import ceil
+from math import ceil, gcd
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -39,6 +40,7 @@ class CycleTime:
         standard_error: of simulated seconds with random compute times; nan otherwise.
         alike: whether all nodes and links are alike, so that none of them is critical alone.
         unknown: why there is no critical cycle, in words.
+        labels: names of the nodes, if they have any.
     """
 
     seconds: float
@@ -48,6 +50,7 @@ class CycleTime:
     standard_error: float = float("nan")
     alike: bool = False
     unknown: str = "the critical cycle was not computed"
+    labels: tuple[str, ...] | None = None
 
     def __float__(self) -> float:
         return self.seconds
@@ -66,24 +69,42 @@ class CycleTime:
             sums[part.kind] = sums.get(part.kind, 0.0) + part.seconds / self.steps
         return {kind: seconds for kind, seconds in sums.items() if seconds}
 
-    def describe(self, label: Callable[[int], str] = str) -> str:
-        """Return the critical cycle in words, or why it is not known."""
+    def describe(self, label: Callable[[int], str] | None = None) -> str:
+        """Return in words the critical cycle, its links and the mean seconds of each kind of part in a step; or why it is unknown.
+
+        ``label`` names a node; by default its own name, or its number.
+        """
+        names = self.labels
+        label = label or (str if names is None else lambda node: names[node])
+        if self.seconds == 0:
+            return "nothing takes time"
         if not self.critical:
             return self.unknown
         heaviest: dict[tuple[int, int], float] = {}
         for part in self.critical:
             if part.link is not None:
                 heaviest[part.link] = heaviest.get(part.link, 0.0) + part.seconds / self.steps
-        parts = [f"{kind} {seconds * 1e3:.4g} ms" for kind, seconds in self.shares.items()]
+        parts = self._parts()
         links = sorted(heaviest, key=lambda link: -heaviest[link])
         if self.alike:
-            return f"{'every link' if links else 'every gradient'} ({', '.join(parts)})"
+            return f"{'every link' if links else 'every gradient'} ({parts})"
         if not links:
             nodes = dict.fromkeys(label(part.node) for part in self.critical)
             return f"the gradient of {', '.join(nodes)}"
         shown = [f"{label(source)} -> {label(target)}" for source, target in links[:4]]
         more = f" and {len(links) - 4} more" if len(links) > 4 else ""
-        return f"{', '.join(shown)}{more} ({', '.join(parts)})"
+        return f"{', '.join(shown)}{more} ({parts})"
+
+    def _parts(self) -> str:
+        """The mean seconds of each kind of part in a step, and how many of them there are where that is not one in each step."""
+        counts = Counter(part.kind for part in self.critical if part.seconds)
+        parts = ", ".join(f"{kind} {seconds * 1e3:.4g} ms" for kind, seconds in self.shares.items())
+        if all(count == self.steps for count in counts.values()):
+            return parts
+        common = gcd(self.steps, *counts.values())
+        many = ", ".join(f"{counts[kind] // common} x {kind}" for kind in self.shares)
+        steps = self.steps // common
+        return f"{parts} per step: {many} in {f'{steps} steps' if steps > 1 else 'each'}"
 
     def __str__(self) -> str:
         return f"{self.seconds * 1e3:.4g} ms per step: {self.describe()}"

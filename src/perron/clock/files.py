@@ -20,7 +20,7 @@ from scipy.sparse import csr_array
 
 from perron._storage import npz
 from perron._storage.atomic import write_bytes
-from perron.clock._link_formats import format_csv, parse_csv, parse_links_gml, parse_links_graphml
+from perron.clock._link_formats import format_csv, is_links_csv, parse_csv, parse_links_gml, parse_links_graphml
 from perron.clock._link_table import DENSE
 from perron.clock.machines import Machines
 from perron.errors import FileError, FormatError, PerronError, listed
@@ -57,6 +57,26 @@ def read_machines(path: str | Path) -> Machines:
         raise
     except PerronError as error:
         raise FileError(f"{path}: {error}") from None
+
+
+def holds_links(path: str | Path) -> bool:
+    """Return whether this is the name of a preset or a file of links, not a matrix or a graph."""
+    from perron.clock import presets
+
+    path = Path(path)
+    if not path.is_file():
+        return str(path) in presets.names()
+    content = read_bytes(path)
+    if content.startswith(b"PK\3\4"):
+        return {"latency", "rate"} & set(npz.read(path)) != set()
+    text = decode(content, path)
+    if not (text.lstrip().startswith("<") or GML.match(text)):
+        return is_links_csv(text, path)
+    try:
+        read_machines(path)
+    except FileError:  # no latencies, rates or distances
+        return False
+    return True
 
 
 def write_machines(machines: Machines, path: str | Path) -> Path:

@@ -182,8 +182,7 @@ class NetworkLinks:
         own = size / machines.rates(sources, targets)
         wire = np.maximum(own, np.maximum(out[sources], into[targets]))
         latency = machines.latencies(sources, targets)
-        known = machines.rates(targets, sources) > 0
-        back = np.where(known, machines.latencies(targets, sources), latency)  # a way back exists in any case
+        back = machines.latencies_back(sources, targets)
         return BatchLinks(
             sources, targets, size, _scalar(latency), _scalar(back), _scalar(wire), own, out, into, heard,
             ((sent > 0) | (heard > 0)).astype(float),

@@ -13,10 +13,12 @@ from scipy.sparse.csgraph import dijkstra
 
 from perron._typing import FloatArray, IntArray
 from perron.errors import PerronError, brief, listed
+from perron.networks._checks import check_labels
 from perron.networks.graph import Graph
 
 LinkValue = Any  # a float, a FloatArray, a csr_array or a function of sources and targets
 DENSE_UP_TO = 20_000  # nodes
+NUMBERS = "fiu"  # kinds of NumPy's types
 
 
 class Machines:
@@ -27,7 +29,7 @@ class Machines:
     Args:
         latency: seconds until the first byte of a message arrives, one way: one number for all links, an ``(n, n)`` array (dense
             or sparse), or a function of two arrays, the sources and the targets of links.
-        rate: bytes per second of one link alone, likewise; 0 where there is no link.
+        rate: bytes per second of one link alone, likewise; 0 or nan where there is no link. The latency may be nan there, too.
         up, down: bytes per second that a node sends and receives, shared by its simultaneous messages; a number, or one per node.
         compute: seconds of one gradient: a number, or one per node; None if unknown.
         labels: names of the nodes.
@@ -64,6 +66,7 @@ class Machines:
             given = ", ".join(f"{what} {count}" for what, count in counts.items())
             raise PerronError(f"Machines need one number of nodes throughout; got {given}.")
         self.nodes: int | None = next(iter(counts.values()), None)
+        self._check_latencies()
 
     # ---- values of links and nodes
 
@@ -75,6 +78,11 @@ class Machines:
         """Return the rate of each link."""
         return _at(self.rate, sources, targets)
 
+    def latencies_back(self, sources: IntArray, targets: IntArray) -> FloatArray:
+        """Return the latency of the way back of each link, along which its target asks; its own where no such link is known."""
+        known = self.rates(targets, sources) > 0
+        return np.where(known, self.latencies(targets, sources), self.latencies(sources, targets))
+
     def label(self, node: int) -> str:
         """Return the name of a node; its number if there are no labels."""
         return str(node) if self.labels is None else self.labels[node]
@@ -85,17 +93,20 @@ class Machines:
             what = f"{self.name or 'The record of links'} has {self.nodes} nodes"
             raise PerronError(f"{what} but the network {nodes}; they must be equal.")
 
-    def check_links(self, sources: IntArray, targets: IntArray) -> None:
-        """Raise an error if there is no link where a message would travel."""
+    def check_links(self, sources: IntArray, targets: IntArray, *, instead: str = "") -> None:
+        """Raise an error if there is no link where a message would travel; ``instead`` says what else to do."""
         rates = self.rates(sources, targets)
         missing = np.flatnonzero(~(rates > 0))
         if len(missing):
             pairs = [f"{self.label(int(sources[e]))} -> {self.label(int(targets[e]))}" for e in missing[:7]]
             pairs += [""] * (len(missing) - len(pairs))
+            remedy = instead or "the network sends. Choose a network of its links (machines.graph)"
             raise PerronError(
-                f"{self.name or 'The record of links'} has no link {listed(pairs)}, along which the network sends. Choose a "
-                "network of its links (machines.graph), or fill in missing pairs by machines.routed(), option --route."
+                f"{self.name or 'The record of links'} has no link {listed(pairs)}, along which {remedy}, or fill in missing "
+                "pairs by machines.routed(), option --route."
             )
+        if callable(self.latency):
+            _check_values("latency", self.latencies(sources, targets))
 
     @cached_property
     def graph(self) -> Graph:
@@ -122,12 +133,27 @@ class Machines:
             raise PerronError(f"order lists different nodes from 0 to {n - 1}; got {brief(order)}.")
 
         def links(value: LinkValue) -> LinkValue:
+            if issparse(value):
+                return value[rows][:, rows]
             return value if np.ndim(value) == 0 and not callable(value) else self._dense(value)[np.ix_(rows, rows)]
 
         each = {"up": self.up, "down": self.down, "compute": self.compute}
         chosen = {what: value[rows] if np.ndim(value) else value for what, value in each.items() if value is not None}
         labels = None if self.labels is None else [self.labels[k] for k in rows]
         return Machines(links(self.latency), links(self.rate), **chosen, labels=labels, name=self.name)
+
+    def places(self, labels: Sequence[str] | None) -> IntArray | None:
+        """Return which machine each node of a network is, by name; None if they are in the same order, or either has no names."""
+        if labels is None or self.labels is None or tuple(labels) == self.labels:
+            return None
+        names = check_labels(self.labels, len(self.labels)) or ()
+        if set(names) != set(labels):
+            raise PerronError(
+                f"Nodes of {self.name or 'the record of links'} are {listed(names)}, those of the network {listed(labels)}. They "
+                "are matched by name: give both the same names, or one of the two none."
+            )
+        place = {name: node for node, name in enumerate(names)}
+        return np.array([place[name] for name in labels])
 
     def routed(self) -> Machines:
         """Return machines in which every pair has a link: missing ones follow the path of least latency.
@@ -177,6 +203,22 @@ class Machines:
 
     # ---- private
 
+    def _check_latencies(self) -> None:
+        """Raise an error if a link has no latency: nan is for pairs without a link."""
+        if not isinstance(self.latency, np.ndarray) or not np.isnan(self.latency).any():
+            return
+        targets, sources = np.nonzero(np.isnan(self.latency))
+        linked = np.flatnonzero(self.rates(sources, targets) > 0)
+        if len(linked):
+            pairs = [f"{self.label(int(sources[e]))} -> {self.label(int(targets[e]))}" for e in linked[:7]]
+            pairs += [""] * (len(linked) - len(pairs))
+            raise PerronError(
+                f"latency is nan for {listed(pairs)}, but the rate says that there is a link. Give its latency, or a rate of 0 "
+                "for a pair without a link."
+            )
+        self.latency = np.nan_to_num(self.latency, nan=0.0)
+        self.latency.flags.writeable = False
+
     def _known(self, what: str) -> int:
         if self.nodes is None:
             raise PerronError(f"{what} needs machines with a number of nodes; all values given are for any number.")
@@ -215,21 +257,32 @@ def _link_value(what: str, value: Any) -> LinkValue:
     if callable(value):
         return value
     if issparse(value):
-        value = csr_array(value)
+        if value.dtype.kind not in NUMBERS:
+            raise PerronError(f"{what} is a sparse array of numbers; got {value.dtype}.")
+        value = csr_array(value, dtype=np.float64)
         _check_values(what, value.data)
         return value
-    try:
-        array = np.array(value, dtype=np.float64)
-    except (TypeError, ValueError):
-        raise PerronError(f"{what} is a number, an (n, n) array or a function; got {brief(value)}.") from None
+    array = _numbers(value)
+    if array is None:
+        raise PerronError(f"{what} is a number, an (n, n) array or a function; got {brief(value)}.")
     if array.ndim == 2 and array.shape[0] == array.shape[1]:
-        array[~np.eye(len(array), dtype=bool) & np.isnan(array)] = 0.0
         np.fill_diagonal(array, 0.0 if what == "latency" else np.inf)
+        if what == "rate":
+            array[np.isnan(array)] = 0.0
     elif array.ndim != 0:
         raise PerronError(f"{what} is a number or an (n, n) array; got the shape {array.shape}.")
-    _check_values(what, array)
+    _check_values(what, array if array.ndim == 0 or what == "rate" else array[~np.isnan(array)])
     array.flags.writeable = False
     return float(array) if array.ndim == 0 else array
+
+
+def _numbers(value: Any) -> FloatArray | None:
+    """A new array of the numbers; None for texts, truth values and what is no array."""
+    try:
+        array = np.asarray(value)
+    except (TypeError, ValueError):
+        return None
+    return array.astype(np.float64) if array.dtype.kind in NUMBERS else None
 
 
 def _check_values(what: str, values: FloatArray) -> None:
@@ -240,10 +293,9 @@ def _check_values(what: str, values: FloatArray) -> None:
 
 
 def _node_value(what: str, value: Any, *, zero: bool = False) -> Any:
-    try:
-        array = np.array(value, dtype=np.float64)
-    except (TypeError, ValueError):
-        raise PerronError(f"{what} is a number, or one per node; got {brief(value)}.") from None
+    array = _numbers(value)
+    if array is None:
+        raise PerronError(f"{what} is a number, or one per node; got {brief(value)}.")
     if array.ndim > 1:
         raise PerronError(f"{what} is a number, or one per node; got the shape {array.shape}.")
     good = (array >= 0) & np.isfinite(array) if zero else array > 0

@@ -11,6 +11,7 @@ here for comparison with published figures.
 from __future__ import annotations
 
 import numpy as np
+from scipy.sparse import csr_array
 from scipy.sparse.csgraph import minimum_spanning_tree as scipy_tree
 
 from perron._registry import public_dir
@@ -73,7 +74,8 @@ def is_star(graph: Graph) -> bool:
 
 def star(machines: Machines, *, hub: int | None = None) -> Graph:
     """Return the star of a hub: it exchanges with all others. By default the hub whose farthest node is nearest."""
-    latency = machines.latency_matrix
+    latency = np.where(machines.rate_matrix > 0, machines.latency_matrix, np.inf)
+    np.fill_diagonal(latency, 0.0)
     if hub is None:
         hub = int((latency + latency.T).max(axis=0).argmin())
     n = len(latency)
@@ -86,7 +88,11 @@ def star(machines: Machines, *, hub: int | None = None) -> Graph:
 def minimum_spanning_tree(machines: Machines, size: float = 0.0, *, compute: float | None = None) -> Graph:
     """Return the tree with the least sum of delays (the mean of both directions), and hence the least largest one."""
     weights = _symmetric(delays(machines.changed(up=np.inf, down=np.inf), size, compute=compute))
-    tree = scipy_tree(np.where(np.isfinite(weights), weights + 1e-9, 0.0)).tocoo()  # a delay of 0 is no missing link
+    rows, columns = np.nonzero(np.isfinite(weights))
+    entries = (
+        weights[rows, columns] + 1e-9
+    )  # a delay of 0 is no missing link; in a dense array scipy takes 1e-9 for one, too
+    tree = scipy_tree(csr_array((entries, (rows, columns)), shape=weights.shape)).tocoo()
     pairs = np.column_stack([tree.row, tree.col])
     if len(pairs) < len(weights) - 1:
         raise PerronError(
@@ -212,7 +218,7 @@ def _improved(cost: FloatArray, tour: IntArray) -> IntArray:
     for _ in range(100 + int(EFFORT / len(tour) ** 2)):
         along = cost[np.ix_(tour, tour)]
         gain, better = max((_reversal(along), _move(along)), key=lambda found: found[0])
-        if gain < 1e-12 * np.abs(along).max():
+        if gain <= 1e-12 * np.abs(along).max():
             break
         tour = tour[better]
     return tour

@@ -206,10 +206,12 @@ class Recursion:
             order = np.array([0]) if self.uniform else self.order
             sender, to = (order, order) if self.uniform else (order, np.roll(order, 1))
             ends = (np.array([0]), np.array([1 % n])) if self.uniform else (sender, to)
-            machines.check_links(*ends)
+            machines.check_links(
+                *ends, instead="the all-reduce sends: each node to the one before it in order. Pass order="
+            )
             up, down = (np.broadcast_to(rate, (n,)) for rate in (machines.up, machines.down))
             rates = np.minimum(machines.rates(*ends), np.minimum(up[ends[0]], down[ends[1]]))
-            back = machines.latencies(ends[1], ends[0])
+            back = machines.latencies_back(*ends)
             self._ring = [chunk, [sender, chunk / rates, machines.latencies(*ends), back]]
         parts: list[Any] = self._ring[1]
         return parts

@@ -210,6 +210,10 @@ class _Task:
     def timed(self, algorithm: str, name: str, mixing: Mixing, best: TimedNetwork | None = None) -> TimedNetwork:
         """Evaluate a network; roughly, where it is clearly slower than the best one."""
         seconds = self.at_means.cycle_time(ALGORITHMS[algorithm], mixing, trace=False).seconds
+        if seconds == 0:
+            raise PerronError(
+                "On these links a step takes no time: compute, size and latencies are 0. Give those of your machines."
+            )
         bound = inf if best is None else best.seconds / seconds
         if self.least(algorithm) >= bound:
             return TimedNetwork(algorithm, name, mixing, seconds, inf, nan)

@@ -163,7 +163,7 @@ class Task:
     def mixing(self, goal: str, matrices: Sequence[FloatArray]) -> Mixing:
         """Return the result as a `Mixing`."""
         name = f"{self.graph.name}, designed ({goal})"
-        return Mixing(matrices[0], matrices[1], connected="rooted", name=name)
+        return Mixing(matrices[0], matrices[1], connected="rooted", name=name, labels=self.graph.labels)
 
     def value(self, of_mixing: Callable[[Mixing], float]) -> Value:
         """Return a function of a `Mixing` as one of two matrices."""
@@ -288,7 +288,7 @@ def _matrices(mixing: Mixing) -> list[FloatArray]:
 
 def _uniform(graph: Graph, push_graph: Graph) -> Mixing:
     pull, push = normalize_rows(graph.adjacency()), normalize_columns(push_graph.adjacency())
-    return Mixing(pull, push, connected="rooted", name=f"{graph.name}, uniform weights")
+    return Mixing(pull, push, connected="rooted", name=f"{graph.name}, uniform weights", labels=graph.labels)
 
 
 def _finished(

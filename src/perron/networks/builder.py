@@ -152,7 +152,7 @@ def _from_file(path: Path, weights: str | None, seed: int | None, changes: Mappi
         graph.check_strongly_connected()  # here, where nodes have the labels of the file
     if weights == "file":
         _refuse("the file's own weights", seed=seed)
-        return Loaded(graph, Mixing.from_weights(matrix, name=f"{path.name}, its own weights"), notes)
+        return Loaded(graph, Mixing.from_weights(matrix, name=f"{path.name}, its own weights", labels=labels), notes)
     return Loaded(graph, add_weights(graph, weights, seed=seed or 0), notes)
 
 

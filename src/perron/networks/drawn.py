@@ -90,7 +90,7 @@ class DrawnMixing(Mixing):
         self._link_counts = {}
 
     def _expect(self, expected: Mixing) -> None:
-        self._expected, self.nodes = expected, expected.nodes
+        self._expected, self.nodes, self.labels = expected, expected.nodes, expected.labels
 
     def at(self, side: Side, step: int) -> Matrix:
         if not (self.has_pull if side == "pull" else self.has_push):

@@ -85,7 +85,8 @@ def read_mixing(path: str | Path) -> Mixing:
         pull, push = (
             [_to_csr(arrays, f"{side}{k}_", n, path) for k in range(header[side])] for side in ("pull", "push")
         )
-        return Mixing(pull or None, push or None, connected=header["connected"], name=header["name"])
+        about = {"connected": header["connected"], "name": header["name"], "labels": header.get("labels")}
+        return Mixing(pull or None, push or None, **about)
     except (KeyError, TypeError, AttributeError) as error:
         raise FileError(f"{path} is damaged: {error!r}.") from None
     except MixingError as error:
@@ -103,6 +104,8 @@ def write_mixing(mixing: Mixing, path: str | Path) -> Path:
         "name": mixing.name,
         "connected": "strongly" if mixing.is_strongly_connected else "rooted",
     }
+    if mixing.labels is not None:
+        header["labels"] = list(mixing.labels)
     arrays: dict[str, Any] = {}
     for side, matrices in zip(("pull", "push"), mixing.sequences, strict=True):
         header[side] = len(matrices)

@@ -6,7 +6,7 @@ a weighted average. A column of B sums to one: a sender splits its value, so tha
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cached_property
 from hashlib import sha256
 from typing import Any, Literal
@@ -16,6 +16,7 @@ from scipy.sparse import csr_array, issparse
 
 from perron._typing import IntArray, check_whole
 from perron.errors import MixingError, listed
+from perron.networks._checks import check_labels
 from perron.networks._weights import (
     Graphs,
     add_diagonal,
@@ -60,6 +61,7 @@ class Mixing:
         connected: the required connectivity. ``"strongly"``, the paper's assumption: both graphs are strongly connected.
             ``"rooted"``, sufficient for Push-Pull: some node reaches all others along A and is reached by all along B.
         name: for tables and errors.
+        labels: names of the nodes; weight rules take those of the graph.
 
     Every matrix needs a positive diagonal entry (in time-varying sequences, a positive diagonal), otherwise its powers may not
     converge; in a sequence the union of the graphs has to be connected.
@@ -77,6 +79,8 @@ class Mixing:
 matrices are row-stochastic, which lets the nodes agree, but on a wrong point. Divide each column by its sum instead.
     """
 
+    labels: tuple[str, ...] | None = None
+
     def __init__(
         self,
         pull: Any = None,
@@ -84,6 +88,7 @@ matrices are row-stochastic, which lets the nodes agree, but on a wrong point. D
         *,
         connected: Literal["strongly", "rooted"] = "strongly",
         name: str = "",
+        labels: Sequence[str] | None = None,
     ) -> None:
         if pull is None and push is None:
             raise MixingError(
@@ -97,6 +102,7 @@ matrices are row-stochastic, which lets the nodes agree, but on a wrong point. D
         self._matrices = {"pull": tuple(map(freeze, pulls)), "push": tuple(map(freeze, pushes))}
         self._link_counts: dict[tuple[Side, int], int] = {}
         self.name = name
+        self.labels = check_labels(labels, self.nodes)
         roots = {side: self._roots(side) for side in self._matrices}
         check_connected(connected, roots, self._graphs())
         check_aperiodic(self._matrices, roots)
@@ -231,12 +237,18 @@ matrices are row-stochastic, which lets the nodes agree, but on a wrong point. D
 
     @classmethod
     def from_weights(
-        cls, weights: Any, *, connected: Literal["strongly", "rooted"] = "strongly", name: str = ""
+        cls,
+        weights: Any,
+        *,
+        connected: Literal["strongly", "rooted"] = "strongly",
+        name: str = "",
+        labels: Sequence[str] | None = None,
     ) -> Mixing:
         """Own weights: pull is the given matrix with each row, push the same with each column, divided by its sum."""
         matrix = to_csr(weights)
         check_entries("weights", matrix)
-        return cls(normalize_rows(matrix), normalize_columns(matrix), connected=connected, name=name or "own weights")
+        sides = normalize_rows(matrix), normalize_columns(matrix)
+        return cls(*sides, connected=connected, name=name or "own weights", labels=labels)
 
     normalized = from_weights  # its name in version 0.1
 
@@ -287,7 +299,7 @@ matrices are row-stochastic, which lets the nodes agree, but on a wrong point. D
         """
         graph = as_single(graph, "metropolis")
         W = metropolis(graph)
-        return cls(W, W, name=f"{graph.name}, Metropolis weights")
+        return cls(W, W, name=f"{graph.name}, Metropolis weights", labels=graph.labels)
 
     @classmethod
     def balanced(cls, graph: Graph) -> Mixing:
@@ -298,7 +310,7 @@ matrices are row-stochastic, which lets the nodes agree, but on a wrong point. D
         """
         graph = as_single(graph, "balanced")
         W = balance(graph)
-        return cls(W, W, name=f"{graph.name}, balanced weights")
+        return cls(W, W, name=f"{graph.name}, balanced weights", labels=graph.labels)
 
     @classmethod
     def spanning_trees(cls, graph: Graph, push_graph: Graph | None = None, *, root: int | None = None) -> Mixing:
@@ -317,7 +329,8 @@ matrices are row-stochastic, which lets the nodes agree, but on a wrong point. D
         one, shape = np.ones(graph.nodes), (graph.nodes, graph.nodes)
         pull = csr_array((one, (node, graph.tree(root).parent)), shape=shape)
         push = csr_array((one, (upward.tree(root).parent, node)), shape=shape)
-        return cls(pull, push, connected="rooted", name=f"{graph.name}, spanning trees with root {root}")
+        name = f"{graph.name}, spanning trees with root {root}"
+        return cls(pull, push, connected="rooted", name=name, labels=graph.labels)
 
     @classmethod
     def _from_rule(
@@ -332,12 +345,15 @@ matrices are row-stochastic, which lets the nodes agree, but on a wrong point. D
         """Normalize the rows of ``weights(graph)`` and the columns of ``weights(push_graph)``, by default of the same matrix."""
         graphs = as_graphs(graph)
         pulls = [weights(graph) for graph in graphs]
-        pushes = pulls if push_graph is None else [weights(graph) for graph in as_graphs(push_graph)]
+        push_graphs = [] if push_graph is None else as_graphs(push_graph)
+        pushes = [weights(graph) for graph in push_graphs] or pulls
+        labels = {one.labels for one in (*graphs, *push_graphs) if one.labels is not None}
         name = graphs[0].name if len(graphs) == 1 else graphs[0].name.split(" +")[0]
         return cls(
             [add_diagonal(normalize_rows(matrix), keep, axis=1) for matrix in pulls],
             [add_diagonal(normalize_columns(matrix), keep, axis=0) for matrix in pushes],
             name=f"{name}, {rule}",
+            labels=labels.pop() if len(labels) == 1 else None,
         )
 
     # ---- private
@@ -356,7 +372,7 @@ matrices are row-stochastic, which lets the nodes agree, but on a wrong point. D
 
     def _union_graph(self, side: Side) -> Graph:
         union = sum(csr_array(matrix) for matrix in self._existing(side))
-        return Graph.from_matrix(union, name=f"{side} graph of {self.name or 'the mixing'}")
+        return Graph.from_matrix(union, name=f"{side} graph of {self.name or 'the mixing'}", labels=self.labels)
 
     def _graphs(self) -> list[Graph]:
         return ([self.pull_graph] if self.has_pull else []) + ([self.push_graph] if self.has_push else [])

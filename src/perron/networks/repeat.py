@@ -38,4 +38,4 @@ def repeat(mixing: Mixing, rounds: int) -> Mixing:
 
     pull, push = (products(matrices) or None for matrices in mixing.sequences)
     connected: Literal["strongly", "rooted"] = "strongly" if mixing.is_strongly_connected else "rooted"
-    return Mixing(pull, push, name=f"{mixing.name}, {rounds} rounds", connected=connected)
+    return Mixing(pull, push, name=f"{mixing.name}, {rounds} rounds", connected=connected, labels=mixing.labels)

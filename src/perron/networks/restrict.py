@@ -44,7 +44,8 @@ def restrict(mixing: Mixing, kept: Sequence[int]) -> Mixing:
         return direct / direct.sum(axis, keepdims=True)  # corrects rounding only
 
     pulls, pushes = mixing.sequences
-    return Mixing(pull=complement(pulls, 1), push=complement(pushes, 0))
+    labels = None if mixing.labels is None else [mixing.labels[node] for node in kept]
+    return Mixing(pull=complement(pulls, 1), push=complement(pushes, 0), labels=labels)
 
 
 def avoid(mixing: Mixing, pairs: Collection[Iterable[int]]) -> Mixing:
@@ -73,4 +74,4 @@ def avoid(mixing: Mixing, pairs: Collection[Iterable[int]]) -> Mixing:
         return changed or None
 
     pulls, pushes = mixing.sequences
-    return Mixing(pull=without(pulls, 0), push=without(pushes, 1))
+    return Mixing(pull=without(pulls, 0), push=without(pushes, 1), labels=mixing.labels)

@@ -36,7 +36,7 @@ def pairwise(mixing: Mixing, *, seed: int = 0) -> Mixing:
     share = np.zeros((mixing.nodes, mixing.nodes))
     share[graph.edges[:, 0], graph.edges[:, 1]] = 1 / (2 * len(links))
     np.fill_diagonal(share, 1 - share.sum(1))
-    return DrawnMixing.trusted(draw, seed, _name(mixing, "random pairs"), Mixing(share, share))
+    return DrawnMixing.trusted(draw, seed, _name(mixing, "random pairs"), Mixing(share, share, labels=mixing.labels))
 
 
 def matching(mixing: Mixing, *, seed: int = 0) -> Mixing:
@@ -55,7 +55,9 @@ def matching(mixing: Mixing, *, seed: int = 0) -> Mixing:
                 pairs.append((i, j))
         return _averaging(mixing.nodes, np.array(pairs))
 
-    return DrawnMixing.trusted(draw, seed, _name(mixing, "random matchings"), None)
+    made = DrawnMixing.trusted(draw, seed, _name(mixing, "random matchings"), None)
+    made.labels = mixing.labels
+    return made
 
 
 def activation(mixing: Mixing, *, probability: float = 0.5, seed: int = 0) -> Mixing:
@@ -161,7 +163,7 @@ class _Switched:
 
     def drawn(self, draw: Callable[[int, np.random.Generator], Pair], seed: int, text: str, expected: Pair) -> Mixing:
         connected: Literal["strongly", "rooted"] = "strongly" if self.mixing.is_strongly_connected else "rooted"
-        mean = Mixing(expected.get("pull"), expected.get("push"), connected=connected)
+        mean = Mixing(expected.get("pull"), expected.get("push"), connected=connected, labels=self.mixing.labels)
         return DrawnMixing.trusted(draw, seed, _name(self.mixing, text), mean)
 
 

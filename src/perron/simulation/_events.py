@@ -209,8 +209,7 @@ class Events:
         )
         machines = self.clock.record
         machines.check_links(sources, targets)
-        there, again = machines.latencies(sources, targets), machines.latencies(targets, sources)
-        back = np.where(machines.rates(targets, sources) > 0, again, there)  # a way back exists in any case
+        there, back = machines.latencies(sources, targets), machines.latencies_back(sources, targets)
         rates = machines.rates(sources, targets)
         for link, latency, rate, asks in zip(links, there.tolist(), rates.tolist(), back.tolist(), strict=True):
             link.latency, link.rate, link.back = latency, rate, asks

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from perron._typing import FloatArray
+from perron._typing import FloatArray, real_number
 from perron.algorithms.base import Algorithm
 from perron.clock import Clock
 from perron.errors import PerronError, brief
@@ -100,7 +100,9 @@ def simulate_asynchronous(
     given: dict[str, Any] = {"problem": problem, "algorithm": algorithm, "mixing": mixing, "lr": lr, "start": start}
     simulation = Simulation(**given, trials=trials, seed=seed, dtype=dtype)
     _check(simulation, made)
-    if isinstance(buffer, bool) or not isinstance(buffer, int | float) or not buffer >= 0:
+    made = made.matched(simulation.mixing)
+    room = real_number(buffer)
+    if room is None or not room >= 0:
         raise PerronError(f"buffer is a number of bytes that is not negative; got {brief(buffer)}.")
     pace = _pace(simulation, made)
     times = _records(_end(seconds, steps, pace), every)
@@ -111,7 +113,7 @@ def simulate_asynchronous(
             f"Metrics of single steps of all nodes together do not exist where nodes do not step together; leave out "
             f"{', '.join(refused)}."
         )
-    running = AsynchronousRunning(simulation, made, buffer=buffer)
+    running = AsynchronousRunning(simulation, made, buffer=room)
     interrupted = False
     title = f"{simulation.algorithm.about.title}, own pace"
     with Bar(ceil(times[-1] * pace.mean()), progress, title) as bar, torch.no_grad():
@@ -225,17 +227,17 @@ def _end(seconds: Any, steps: Any, pace: FloatArray) -> float:
     if (seconds is None) == (steps is None):
         raise PerronError(f"Pass either seconds= or steps=; got seconds={seconds!r}, steps={steps!r}.")
     what, value = ("seconds", seconds) if steps is None else ("steps", steps)
-    if isinstance(value, bool) or not isinstance(value, int | float) or not (isfinite(value) and value >= 0):
+    number = real_number(value)
+    if number is None or not (isfinite(number) and number >= 0):
         raise PerronError(f"{what} is a finite number that is not negative; got {brief(value)}.")
-    return float(value) if steps is None else float(value / pace.mean())
+    return number if steps is None else float(number / pace.mean())
 
 
 def _records(end: float, every: Any) -> list[float]:
     """The times of records: zero, multiples of ``every``, and the end."""
-    if every is None:
-        every = end / RECORDS or 1.0
-    if isinstance(every, bool) or not isinstance(every, int | float) or not (isfinite(every) and every > 0):
-        raise PerronError(f"every is a positive number of seconds between two records; got {brief(every)}.")
+    given, every = every, end / RECORDS or 1.0 if every is None else real_number(every)
+    if every is None or not (isfinite(every) and every > 0):
+        raise PerronError(f"every is a positive number of seconds between two records; got {brief(given)}.")
     if end / every > MOST:
         raise PerronError(f"Records every {every:g} of {end:g} seconds are more than {MOST:,}; choose a larger every.")
     times = [k * every for k in range(int(end / every * (1 + 1e-9)) + 1)]

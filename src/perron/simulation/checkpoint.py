@@ -57,7 +57,7 @@ class RunCheckpoint:
         if simulation.rounds > 1:  # earlier versions had one
             facts["rounds"] = simulation.rounds
         if simulation.clock is not None:
-            facts["clock"] = simulation.clock.fingerprint(simulation.mixing.nodes)
+            facts["clock"] = simulation.clock.matched(simulation.mixing).fingerprint(simulation.mixing.nodes)
         self.facts = json.loads(json.dumps(facts))
 
     def lock(self) -> AbstractContextManager[None]:

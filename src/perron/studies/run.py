@@ -118,7 +118,11 @@ class Run(BaseModel):
     @cached_property
     def key(self) -> str:
         """A hash of its parameters; those with defaults are younger than the others, and count where they differ from them."""
-        text = json.dumps(self.model_dump(mode="json", exclude_defaults=True, exclude={"folder"}), sort_keys=True)
+        fields = self.model_dump(mode="json", exclude_defaults=True, exclude={"folder"})
+        if self.clock:  # 1 and 1.0 are the same seconds
+            whole = {name: float(value) for name, value in self.clock.items() if type(value) is int}
+            fields["clock"] = fields["clock"] | whole
+        text = json.dumps(fields, sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
     def __str__(self) -> str:
