@@ -70,7 +70,7 @@ class CycleTime:
         return {kind: seconds for kind, seconds in sums.items() if seconds}
 
     def describe(self, label: Callable[[int], str] | None = None) -> str:
-        """Return in words the critical cycle, its links and the mean seconds of each kind of part in a step; or why it is unknown.
+        """Return in words the critical cycle, with links and mean seconds of each kind of part in a step; or why it is unknown.
 
         ``label`` names a node; by default its own name, or its number.
         """
