@@ -85,14 +85,14 @@ def test_designed_weights_are_taken_if_they_are_faster():
 def test_an_interrupt_returns_the_best_so_far(monkeypatch):
     calls = 0
 
-    def interrupted(self, *args, original=by_time._Task.timed):
+    def interrupted(self, *args, original=by_time.Task.timed):
         nonlocal calls
         calls += 1
         if calls == 20:
             raise KeyboardInterrupt
         return original(self, *args)
 
-    monkeypatch.setattr(by_time._Task, "timed", interrupted)
+    monkeypatch.setattr(by_time.Task, "timed", interrupted)
     found = fastest_graph(clock(1.0), tries=100)
     assert found.interrupted
     assert isfinite(found.best.seconds)
