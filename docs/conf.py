@@ -8,6 +8,8 @@ from pathlib import Path
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE))
 
+from perron import play
+
 project = "perron"
 author = "The perron founders"
 copyright = author  # noqa: A001
@@ -86,6 +88,9 @@ mathjax3_config = {"options": {"enableMenu": False}, "svg": {"fontCache": "globa
 html_theme = "pydata_sphinx_theme"
 html_title = "perron"
 html_static_path = ["_static", str(mathjax / "static" / "mathjax" / mathjax_path)]
+html_extra_path = [str(extra := HERE.parent / "build" / "docs" / "extra")]
+extra.mkdir(parents=True, exist_ok=True)
+play.write(extra / "play.html")
 html_css_files = ["perron.css"]
 html_favicon = "_static/logo.svg"
 html_context = {"default_mode": "auto"}  # light or dark as the reader's system

@@ -17,7 +17,7 @@ collect_ignore = ["support", "docs/built_site.py"]
 
 # Tiers, as markers (pyproject.toml lists them), of all tests in a directory or file; other tests are marked where they are.
 # `scripts/test --quick` leaves out all tiers.
-TIERS = {"distributed": "processes", "report/test_report_page.py": "browser"}
+TIERS = {"distributed": "processes", "report/test_report_page.py": "browser", "play": "browser"}
 UNTIERED = {"test_checkpoint_manager.py", "test_process_group.py"}
 HERE = Path(__file__).parent
 

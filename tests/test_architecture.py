@@ -24,7 +24,7 @@ ORDER = [
     ["theory"],
     ["design", "advise"],
     ["paper", "studies"],
-    ["report"],
+    ["report", "play"],
     ["cli"],
     ["__main__"],
 ]

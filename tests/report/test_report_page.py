@@ -1,14 +1,13 @@
 """The report in a real browser: no errors, no requests, and everything that can be pressed does what it says."""
 
-import os
 from io import StringIO
 from itertools import pairwise
 from pathlib import Path
 
+import browser as browsing
 import numpy as np
 import pandas as pd
 import pytest
-from browser import browser_here
 from reports import OTHERS, SPEEDUP, TRAINING, run_here
 
 from perron import report
@@ -16,7 +15,7 @@ from perron.studies.conclusions import conclude
 from perron.studies.runner import read_study
 
 EVIL = "<script>document.title = 'hacked'</script><img src=x onerror=\"document.title='hacked'\">"
-BROWSER = browser_here()
+BROWSER = browsing.browser_here()
 pytestmark = pytest.mark.skipif(BROWSER is None, reason="no Chromium on this machine (apt-get install chromium)")
 DRAWN = """() => [...document.querySelectorAll('[data-chart="curves"] .chart')[0].data]
     .filter((trace) => trace.meta === "main")
@@ -37,13 +36,8 @@ def address(outcome, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def browser():
-    from playwright.sync_api import sync_playwright
-
-    with sync_playwright() as playwright:
-        arguments = ["--no-sandbox"] if hasattr(os, "geteuid") and os.geteuid() == 0 else []
-        started = playwright.chromium.launch(executable_path=BROWSER, args=arguments, timeout=600_000)
-        yield started
-        started.close()
+    with browsing.started() as browser:
+        yield browser
 
 
 @pytest.fixture
@@ -52,29 +46,10 @@ def opened(browser, address):
     troubles, contexts = [], []
 
     def opening(width=1280, height=900, **options):
-        context = browser.new_context(viewport={"width": width, "height": height}, **options)
-        contexts.append(context)
-        page = context.new_page()
-        page.set_default_timeout(300_000)
-        page.add_init_script(
-            "addEventListener('securitypolicyviolation', (e) => console.error(`CSP: ${e.violatedDirective} ${e.blockedURI}`))"
-        )
-        page.on(
-            "console",
-            lambda message: (
-                troubles.append(f"console: {message.text}") if message.type in ("error", "warning") else None
-            ),
-        )
-        page.on("pageerror", lambda error: troubles.append(f"error: {error}"))
-        page.on(
-            "request", lambda request: troubles.append(f"request: {request.url}") if not is_own(request.url) else None
-        )
-        page.goto(address)
+        contexts.append(browser.new_context(viewport={"width": width, "height": height}, **options))
+        page = browsing.opened(contexts[-1], address, troubles)
         page.wait_for_selector("html[data-ready=yes]", state="attached")
         return page
-
-    def is_own(url):
-        return url == address or url.startswith(("data:", "blob:"))
 
     yield opening
     for context in contexts:

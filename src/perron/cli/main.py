@@ -25,6 +25,7 @@ from perron.cli.graph import graph
 from perron.cli.launch import SCRIPT_OPTIONS, launch
 from perron.cli.links import links
 from perron.cli.options import flag
+from perron.cli.play import play
 from perron.cli.report import report
 from perron.cli.tune import tune
 from perron.cli.watch import watch
@@ -42,6 +43,7 @@ app = App(
 )
 app.command(rich_help_panel=NETWORKS)(graph)
 app.command(rich_help_panel=NETWORKS)(algorithms)
+app.command(rich_help_panel=NETWORKS)(play)
 app.command(rich_help_panel=STUDIES)(demo)
 app.command(rich_help_panel=STUDIES)(report)
 app.command(rich_help_panel=STUDIES)(watch)
