@@ -51,7 +51,7 @@ from perron.simulation import measure_traits
 from perron.simulation.cost import zero_answer
 from perron.simulation.metrics import distance_max, residual
 from perron.simulation.node import SimulatedNode
-from perron.simulation.simulator import NOISE
+from perron.random import NOISE
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:.*(on this network disagreement grows|needs weights that do not change)"
