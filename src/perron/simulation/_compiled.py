@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from importlib.util import find_spec
+from itertools import count
 from typing import Any
 
 import numpy as np
@@ -178,12 +179,18 @@ def _recorded(algorithm: Algorithm, mixing: Mixing, rounds: int) -> list[Step]:
     if algorithm.about.samples:
         raise NotCompiled(f"{algorithm.about.title} chooses samples itself")
     node = SimulatedNode(mixing)
-    width = 2 * mixing.nodes + 3  # no other field is as wide
+
+    def state(width: int) -> Any:
+        return algorithm.init(torch.zeros(mixing.nodes, width, dtype=torch.float64), node)
+
     try:
-        state = algorithm.init(torch.zeros(mixing.nodes, width, dtype=torch.float64), node)
+        first, second = state(2), state(3)
+        fixed = {one.shape[-1] for one, other in zip(first, second, strict=True) if one.shape == other.shape}
+        width = next(width for width in count(2) if width not in fixed | {mixing.nodes})  # no other field is as wide
+        begun = state(width)
     except (RuntimeError, ValueError, TypeError, IndexError):  # functions of the user may insist on the length of the model
         raise NotCompiled(f"{algorithm.about.title} depends on the length of the model") from None
     try:
-        return [trace(algorithm, state, node, mixing.index, step, rounds) for step in range(mixing.period)]
+        return [trace(algorithm, begun, node, mixing.index, step, rounds) for step in range(mixing.period)]
     except NotTraceable as error:
         raise NotCompiled(f"{algorithm.about.title} has no recorded step: {error}") from None

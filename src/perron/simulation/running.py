@@ -168,10 +168,9 @@ class Running:
         block = (self.blockwise.blocks[0].stop, self.simulation.problem.dim) if self.blockwise else (0, 0)
         return Counting(self.node, block=block, link_count=self.simulation.mixing.link_count)
 
-    @property
-    def path(self) -> str:
-        """What runs the steps, for the record."""
-        return "compiled" if self.loop is not None else f"text: {self.text}"
+    def about(self) -> dict[str, Any]:
+        """Return what runs the steps, for the record."""
+        return {"loop": {"compiled": self.loop is not None} | ({"reason": self.text} if self.text else {})}
 
     def snapshot(self) -> Snapshot:
         """Return everything that is known after the current step."""

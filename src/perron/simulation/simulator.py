@@ -273,5 +273,5 @@ def simulate(
         except KeyboardInterrupt:
             interrupted = True
     return recorder.history(
-        simulation.numbers, about_run(simulation, steps, recorder) | {"loop": running.path}, interrupted=interrupted
+        simulation.numbers, about_run(simulation, steps, recorder) | running.about(), interrupted=interrupted
     )
