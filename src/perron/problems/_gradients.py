@@ -1,7 +1,8 @@
 """Gradients for the compiled loop of the simulator, compiled with numba.
 
 Points and results are in one array: row i starts at ``place + i stride`` and has the numbers of all trials of node i, one trial
-after the other. Problems have the same gradients in plain torch, and tests compare them.
+after the other. Problems have the same gradients in plain torch, and tests compare them. What is compiled here is kept on disk as
+a part of the loop only, see `perron.simulation._loop`.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from perron.problems._normals import normals
 from perron.problems.compiled import Diagonal, Full, Minibatches, Sums
 
 f32, i64, u64 = np.float32, np.int64, np.uint64
-EXACT: Any = {"cache": True, "nogil": True, "error_model": "numpy", "fastmath": {"contract"}}
+EXACT: Any = {"nogil": True, "error_model": "numpy", "fastmath": {"contract"}}
 SUMS: Any = EXACT | {"fastmath": {"contract", "reassoc"}}
 
 

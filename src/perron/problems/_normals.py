@@ -15,7 +15,7 @@ i64, u64 = np.int64, np.uint64
 EDGE = 0.13533528323661269189  # exp(-2): between it and 1 - exp(-2) the inverse is a quotient of polynomials
 
 
-@njit(cache=True, inline="always")
+@njit(inline="always")
 def _polynomial(x, coefficients):
     value = coefficients[0]
     for k in range(1, len(coefficients)):
@@ -43,7 +43,7 @@ Q2 = (1.0, 6.02427039364742014255, 3.67983563856160859403, 1.3770209948908133027
       1.34204006088543189037e-2, 3.28014464682127739104e-4, 2.89247864745380683936e-6, 6.79019408009981274425e-9)  # fmt: skip
 
 
-@njit(cache=True, inline="always")
+@njit(inline="always")
 def _log(x):
     """The natural logarithm of a normal positive number, as in fdlibm, in a form that becomes vector instructions."""
     bits = np.float64(x).view(np.int64)
@@ -60,7 +60,7 @@ def _log(x):
     return power * 6.93147180369123816490e-01 - ((half - (s * (half + r) + power * 1.90821492927058770002e-10)) - f)
 
 
-@njit(cache=True, inline="always")
+@njit(inline="always")
 def _tail(y, numerator, denominator):
     """The inverse of the normal distribution function at y < exp(-2), up to its sign."""
     x = np.sqrt(-2.0 * _log(y))
@@ -68,7 +68,7 @@ def _tail(y, numerator, denominator):
     return x - _log(x) * z - z * _polynomial(z, numerator) / _polynomial(z, denominator)
 
 
-@njit(cache=True, nogil=True, error_model="numpy", fastmath={"contract"})
+@njit(nogil=True, error_model="numpy", fastmath={"contract"})
 def normals(keys, draw, dim, uniform, tails, far, out):
     """`Keyed.normal` for all keys ``(trials, n)``, node by node, into ``out``; ``uniform``, ``tails`` and ``far`` are scratch.
 

@@ -6,9 +6,13 @@ is compared with the text on random states, and run by `perron.simulation._loop`
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from functools import partial
 from importlib.util import find_spec
 from itertools import count
+from threading import Timer
 from typing import Any
 
 import numpy as np
@@ -29,7 +33,10 @@ from perron.simulation.node import SimulatedNode
 
 LARGEST = 2**20  # numbers in the models of all nodes and trials; beyond, torch is as fast, on all cores
 PERIOD = 256  # of a network
+SLOW = 2.0  # seconds after which compiling is announced
 CLOSE = 1e-9  # relative difference of a step of the program and of the text
+
+_ready: set[type] = set()  # kinds of problems whose loop is compiled, or read from disk
 
 
 class NotCompiled(Exception):  # noqa: N818 (no error of the user's)
@@ -77,7 +84,8 @@ class CompiledLoop:
         self._wide = {name for name, value in steps[0].outputs.items() if value.width == steps[0].width}
         self._kind, self._forms = type(state), {name: value.shape for name, value in state._asdict().items()}
         self._problem, self._keys = arrays, random.keys
-        self._compare(algorithm, node, rounds)
+        with announced(CompiledLoop):
+            self._compare(algorithm, node, rounds)
         self.load(state, 0)
 
     def load(self, state: Any, step: int) -> None:
@@ -93,7 +101,9 @@ class CompiledLoop:
         rates = [self._column(rate_at(rate, step + k)) for k in range(steps if varies else 1)]
         rows_of(self._program.memory, self._lr)[:] = rates[0]
         each = np.stack(rates)[..., 0] if varies else np.empty((0, self.nodes))
-        return int(run(self._program, self._problem, each, step, steps, self._keys, draw))
+        kind = type(self._problem)
+        with nullcontext() if kind in _ready else announced(kind):
+            return int(run(self._program, self._problem, each, step, steps, self._keys, draw))
 
     def state(self, step: int) -> Any:
         """Return the state after a step."""
@@ -155,7 +165,9 @@ class CompiledLoop:
             before = self._kind(*map(numbers, self._forms))
             grads = [numbers("x") for _ in place.gradients]
             node.step = step
-            expected = advance(algorithm, before, whole, torch.from_numpy(rate), _in_turn(grads))
+            expected = advance(
+                algorithm, before, whole, torch.from_numpy(rate), _in_turn([one.clone() for one in grads])
+            )
             self.load(before, step)
             at, given = execute(self._program, starts[step], starts[step + 1]), _in_turn(grads)
             while at < starts[step + 1]:
@@ -166,6 +178,22 @@ class CompiledLoop:
                 found, size = self._read(place.after[name], name), float(value.abs().max()) if value.numel() else 0.0
                 if value.shape != found.shape or not torch.allclose(found, value, rtol=CLOSE, atol=CLOSE * size):
                     raise NotCompiled(f"its recorded step differs from its text in {name}")
+
+
+@contextmanager
+def announced(kind: type) -> Iterator[None]:
+    """Say what takes so long if the loop for a kind of problem is compiled, which numba does once for a machine."""
+    message = (
+        "perron: compiling the loop for this kind of problem, once; later runs start at once. compiled=False avoids it."
+    )
+    timer = Timer(SLOW, partial(print, message, file=sys.stderr, flush=True))
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+    _ready.add(kind)
 
 
 def _in_turn(grads: list[Tensor]) -> Callable[[Any], Tensor]:
@@ -188,7 +216,12 @@ def _recorded(algorithm: Algorithm, mixing: Mixing, rounds: int) -> list[Step]:
         fixed = {one.shape[-1] for one, other in zip(first, second, strict=True) if one.shape == other.shape}
         width = next(width for width in count(2) if width not in fixed | {mixing.nodes})  # no other field is as wide
         begun = state(width)
-    except (RuntimeError, ValueError, TypeError, IndexError):  # functions of the user may insist on the length of the model
+    except (
+        RuntimeError,
+        ValueError,
+        TypeError,
+        IndexError,
+    ):  # functions of the user may insist on the length of the model
         raise NotCompiled(f"{algorithm.about.title} depends on the length of the model") from None
     try:
         return [trace(algorithm, begun, node, mixing.index, step, rounds) for step in range(mixing.period)]

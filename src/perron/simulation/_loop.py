@@ -2,17 +2,27 @@
 
 from __future__ import annotations
 
+from hashlib import sha256
+from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
 from numba import njit
 
+from perron import random
+from perron.problems import _gradients, _kernels, _normals
 from perron.problems._gradients import gradients
 from perron.simulation._program import GRADIENT, RECIPROCAL, SUM
 
 i64, u64 = np.int64, np.uint64
 _SUM, _RECIPROCAL, _GRADIENT = i64(SUM), i64(RECIPROCAL), i64(GRADIENT)
 FAST: Any = {"cache": True, "nogil": True, "fastmath": {"contract"}, "error_model": "numpy"}
+
+
+def code_of(*modules: ModuleType) -> str:
+    """A hash of the source of modules."""
+    return sha256(b"".join(Path(str(module.__file__)).read_bytes() for module in modules)).hexdigest()
 
 
 @njit(**FAST)
@@ -57,29 +67,38 @@ def execute(program, at, end):
     return at
 
 
-@njit(**FAST)
-def run(program, problem, rates, step, steps, keys, draw):
-    """Do steps; return the number of gradients that a node has computed.
+def _compiled(parts: str) -> Any:
+    """The loop; it is kept on disk under ``parts`` too, since numba looks at the code of this module only."""
 
-    Args:
-        program: see `perron.simulation._program`.
-        problem: one of `perron.problems.compiled`.
-        rates: learning rates, ``(steps, n)``; without rows, those in memory stay.
-        step: the number of the first step.
-        steps: their number.
-        keys: of the random numbers, ``(trials, n)``.
-        draw: the number of the first gradient.
-    """
-    code, memory, starts, first = program.code, program.memory, program.starts, draw
-    cycle = len(starts) - 1
-    for s in range(steps):
-        if len(rates):
-            memory[: keys.shape[1]] = rates[s]
-        stage = (step + s) % cycle
-        end = starts[stage + 1]
-        at = execute(program, starts[stage], end)
-        while at < end:
-            gradients(problem, memory, code[at, 5], code[at, 6], code[at, 1], code[at, 2], keys, draw)
-            draw += 1
-            at = execute(program, at + 1, end)
-    return draw - first
+    @njit(**FAST)
+    def run(program, problem, rates, step, steps, keys, draw):
+        """Do steps; return the number of gradients that a node has computed.
+
+        Args:
+            program: see `perron.simulation._program`.
+            problem: one of `perron.problems.compiled`.
+            rates: learning rates, ``(steps, n)``; without rows, those in memory stay.
+            step: the number of the first step.
+            steps: their number.
+            keys: of the random numbers, ``(trials, n)``.
+            draw: the number of the first gradient.
+        """
+        _ = parts
+        code, memory, starts, first = program.code, program.memory, program.starts, draw
+        cycle = len(starts) - 1
+        for s in range(steps):
+            if len(rates):
+                memory[: keys.shape[1]] = rates[s]
+            stage = (step + s) % cycle
+            end = starts[stage + 1]
+            at = execute(program, starts[stage], end)
+            while at < end:
+                gradients(problem, memory, code[at, 5], code[at, 6], code[at, 1], code[at, 2], keys, draw)
+                draw += 1
+                at = execute(program, at + 1, end)
+        return draw - first
+
+    return run
+
+
+run = _compiled(code_of(_gradients, _kernels, _normals, random))

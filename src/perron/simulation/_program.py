@@ -179,7 +179,11 @@ class Builder:
             matrix = csr_array(self.mixing.at(*key)).tocoo()
             order = np.flatnonzero(matrix.data)
             order = order[np.lexsort((matrix.col[order], matrix.row[order]))]
-            self._matrices[key] = matrix.row[order].astype(np.int64), matrix.col[order].astype(np.int64), matrix.data[order]
+            self._matrices[key] = (
+                matrix.row[order].astype(np.int64),
+                matrix.col[order].astype(np.int64),
+                matrix.data[order],
+            )
         return self._matrices[key]
 
     def sum(self, result: Slot, parts: Sequence[tuple[IntArray, IntArray, FloatArray, IntArray]]) -> None:

@@ -129,7 +129,7 @@ class Symbol(Tensor):
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        name = func.__name__.strip("_")
+        name = func.__name__.removeprefix("__").removesuffix("__")  # what ends in one underscore works in place
         if func in _FACTS:
             with torch._C.DisableTorchFunctionSubclass():
                 return func(*args, **kwargs)

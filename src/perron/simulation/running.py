@@ -8,7 +8,7 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from perron._storage import tensorfile
 from perron.algorithms.base import advance
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from perron.simulation.simulator import Simulation
 
 CALL = 0.1  # seconds of compiled steps in one call
+SMALL = 2**20  # numbers; on a busy machine, threads of torch wait for each other longer than they compute
 
 
 class Running:
@@ -97,6 +98,11 @@ class Running:
         ):
             width = blocks(first)[0].stop
         return Blockwise(self.algorithm, first, self.node, width)
+
+    @property
+    def small(self) -> bool:
+        """Whether torch is faster on one thread: models and data of the problem are small."""
+        return self.state.x.numel() + numbers_in(vars(self.problem)) <= SMALL
 
     def together(self, steps: int) -> int:
         """Return how many of the next steps to do in one call: no more than take a fraction of a second."""
@@ -214,3 +220,13 @@ class Running:
             self.loop.load(self.state, self.step)
         if self.timer is not None:
             self.timer.restore(tensorfile.part(tensors, "clock."))
+
+
+def numbers_in(value: Any) -> int:
+    """Count the numbers in tensors and modules, also of tuples, lists and tables."""
+    if isinstance(value, Tensor):
+        return value.numel()
+    if isinstance(value, nn.Module):
+        return sum(part.numel() for part in [*value.parameters(), *value.buffers()])
+    parts = value.values() if isinstance(value, dict) else value if isinstance(value, tuple | list) else ()
+    return sum(map(numbers_in, parts))

@@ -13,6 +13,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from perron._threads import single_threaded
 from perron.algorithms.base import Algorithm
 from perron.algorithms.codecs import Wire, codec_of
 from perron.algorithms.unreliable import LinkFaults
@@ -251,7 +252,8 @@ def simulate(
     lock = nullcontext() if file is None else file.lock()
     interrupted = False
     every_step = bool(recorder.watchers) or (file is not None and not file.interval)
-    with lock, Bar(steps, progress, simulation.algorithm.about.title, log) as bar, torch.no_grad():
+    threads = single_threaded() if running.small else nullcontext()
+    with lock, threads, Bar(steps, progress, simulation.algorithm.about.title, log) as bar, torch.no_grad():
         try:
             if file is None or not file.load(running, recorder, steps):
                 bar.update(0, recorder.observe(running.snapshot()))
