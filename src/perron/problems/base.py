@@ -80,8 +80,7 @@ class Problem(ABC):
         return out.copy_(self.grad(x, draw, random))
 
     def compiled_gradient(self, trials: int) -> Any:
-        """The arrays from which the compiled loop of the simulator computes `grad` in so many trials, one of
-        `perron.problems.compiled`; None where there is no compiled gradient."""
+        """What the compiled loop of the simulator computes `grad` from, one of `perron.problems.compiled`; None if it cannot."""
         return None
 
     def _changes(self, owner: type) -> bool:

@@ -21,7 +21,7 @@ class Noise(NamedTuple):
 
     @classmethod
     def of(cls, scale: float, count: int) -> Self:
-        """For so many numbers."""
+        """For ``count`` numbers."""
         size = count if scale else 0
         return cls(
             float(scale), np.empty(size), np.empty(size + 1, dtype=np.uint64), np.empty(size + 1), np.empty(size)

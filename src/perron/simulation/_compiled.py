@@ -31,7 +31,9 @@ from perron.simulation._program import Builder, Place, Slot, rows_of
 from perron.simulation._trace import NotTraceable, Step, trace
 from perron.simulation.node import SimulatedNode
 
-LARGEST = 2**20  # numbers in the models of all nodes and trials; beyond, torch is as fast, on all cores
+LARGEST = 2**18  # numbers in the models of all nodes and trials; beyond, torch is as fast, on all cores
+DENSE = 0.25  # share of entries of a matrix that are not zero, from which on BLAS is faster than sparse sums,
+WORK = 2**19  # where a step multiplies more numbers than this
 PERIOD = 256  # of a network
 SLOW = 2.0  # seconds after which compiling is announced
 CLOSE = 1e-9  # relative difference of a step of the program and of the text
@@ -80,6 +82,9 @@ class CompiledLoop:
             raise NotCompiled(f"{type(problem).__name__} has no compiled gradient")
         steps = _recorded(algorithm, mixing, rounds)
         builder = Builder(steps, mixing, self.trials * self.dim)
+        entries = builder.entries / len(builder.places)  # of a step
+        if entries > DENSE * self.nodes**2 and entries * builder.numbers > WORK:
+            raise NotCompiled("its network is dense, and its models are not small")
         self.places, self._program, self._lr = builder.places, builder.program(), builder.lr
         self._wide = {name for name, value in steps[0].outputs.items() if value.width == steps[0].width}
         self._kind, self._forms = type(state), {name: value.shape for name, value in state._asdict().items()}

@@ -135,6 +135,11 @@ class Builder:
             memory=memory,
         )
 
+    @property
+    def entries(self) -> int:
+        """The number of entries of all sums."""
+        return self._entry_count
+
     # ---- memory
 
     def _allocate(self, rows: int, width: int) -> Slot:
