@@ -216,7 +216,7 @@ def timed(run: Run, steps: int) -> float:
     return (time.thread_time() - began) / steps
 
 
-def measure(one: Row, rounds: int = 15, seconds: float = 0.02) -> dict[str, float]:
+def measure(one: Row, rounds: int = 11, seconds: float = 0.01) -> dict[str, float]:
     """Microseconds per step and trial of both sides, and their ratio."""
     least = 20_000 if one.name.startswith("simulate") else 20  # a whole run has a start of its own
     many = [max(least, int(seconds / timed(run, least))) for run in (one.numpy, one.perron)]

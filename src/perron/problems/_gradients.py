@@ -47,15 +47,15 @@ def _gradients(problem, memory, of, of_stride, to, to_stride, keys, draw):  # no
 def _begin(problem, memory, to, to_stride, keys, draw):
     """Write noise minus H b."""
     nodes, dim = problem.offsets.shape
-    offsets, noise = problem.offsets.reshape(-1), problem.noise
-    if problem.scale:
-        normals(keys, draw, dim, problem.uniform, problem.tails, problem.far, noise)
+    offsets, scale, normal = problem.offsets.reshape(-1), problem.noise.scale, problem.noise.normal
+    if scale:
+        normals(keys, draw, dim, problem.noise.uniform, problem.noise.tails, problem.noise.far, normal)
     for i in range(nodes):
         for t in range(len(keys)):
             out, first, place = u64(to + i * to_stride + t * dim), u64(i * dim), u64((i * len(keys) + t) * dim)
-            if problem.scale:
+            if scale:
                 for c in range(u64(dim)):
-                    memory[out + c] = problem.scale * noise[place + c] - offsets[first + c]
+                    memory[out + c] = scale * normal[place + c] - offsets[first + c]
             else:
                 for c in range(u64(dim)):
                     memory[out + c] = -offsets[first + c]

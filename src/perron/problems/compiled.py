@@ -17,7 +17,7 @@ class Noise(NamedTuple):
     uniform: FloatArray
     tails: NDArray[np.uint64]
     far: FloatArray
-    noise: FloatArray
+    normal: FloatArray
 
     @classmethod
     def of(cls, scale: float, count: int) -> Self:
@@ -29,15 +29,11 @@ class Noise(NamedTuple):
 
 
 class Full(NamedTuple):
-    """H_i x - H_i b_i + noise, with Hessians ``(n, d, d)``; of symmetric ones half is read."""
+    """H_i x - H_i b_i + noise, with Hessians ``(n, d, d)`` and H_i b_i as offsets; of symmetric Hessians half is read."""
 
     hessians: FloatArray
     offsets: FloatArray
-    scale: float
-    uniform: FloatArray
-    tails: NDArray[np.uint64]
-    far: FloatArray
-    noise: FloatArray
+    noise: Noise
     symmetric: bool
 
 
@@ -46,11 +42,7 @@ class Diagonal(NamedTuple):
 
     hessians: FloatArray
     offsets: FloatArray
-    scale: float
-    uniform: FloatArray
-    tails: NDArray[np.uint64]
-    far: FloatArray
-    noise: FloatArray
+    noise: Noise
 
 
 class Minibatches(NamedTuple):

@@ -120,9 +120,9 @@ class Quadratic(Problem):
         hessians, offsets = self.hessians.contiguous().numpy(), self.offsets.contiguous().numpy()
         noise = Noise.of(self.noise_std / sqrt(self.dim), trials * offsets.size)
         if self.diagonal:
-            return Diagonal(hessians, offsets, *noise)
-        apart = np.abs(hessians - hessians.transpose(0, 2, 1)).max()
-        return Full(hessians, offsets, *noise, bool(apart <= ROUNDING * np.abs(hessians).max()))
+            return Diagonal(hessians, offsets, noise)
+        symmetric = all(np.abs(one - one.T).max() <= ROUNDING * np.abs(one).max() for one in hessians)
+        return Full(hessians, offsets, noise, symmetric)
 
     def loss(self, x: Tensor) -> Tensor:
         apart = x.unsqueeze(-2) - self.centers

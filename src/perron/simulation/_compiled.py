@@ -26,7 +26,7 @@ from perron.algorithms.wrappers import Repeated
 from perron.networks.mixing import Mixing
 from perron.problems.base import Problem
 from perron.random import Keyed
-from perron.schedules import LearningRate, rate_at
+from perron.schedules import LearningRate
 from perron.simulation._program import Builder, Place, Slot, rows_of
 from perron.simulation._trace import NotTraceable, Step, trace
 from perron.simulation.node import SimulatedNode
@@ -49,7 +49,7 @@ class CompiledLoop:
     """A simulation between two records.
 
     Args:
-        algorithm, mixing, problem, rounds: as in a `Simulation`.
+        algorithm, mixing, problem, lr, rounds: as in a `Simulation`.
         node: all nodes.
         random: of the gradients.
         state: the initial state.
@@ -66,6 +66,7 @@ class CompiledLoop:
         node: SimulatedNode,
         random: Keyed,
         state: Any,
+        lr: LearningRate | None,
         rounds: int,
     ) -> None:
         self.trials, self.nodes, self.dim = state.x.shape
@@ -77,6 +78,8 @@ class CompiledLoop:
             raise NotCompiled("its models are large")
         if not 0 < mixing.period <= PERIOD:
             raise NotCompiled("its network does not repeat soon")
+        if isinstance(lr, Tensor):
+            self._column(lr)
         arrays = problem.compiled_gradient(self.trials)
         if arrays is None:
             raise NotCompiled(f"{type(problem).__name__} has no compiled gradient")
@@ -98,14 +101,19 @@ class CompiledLoop:
         for name, value in state._asdict().items():
             self._write(self._place(step).before[name], name, value)
 
-    def run(self, rate: LearningRate, step: int, steps: int, draw: int) -> int:
-        """Do steps; return the number of gradients that a node has computed."""
+    def run(self, rates: list[float | Tensor], step: int, steps: int, draw: int) -> int:
+        """Do steps; return the number of gradients that a node has computed.
+
+        Args:
+            rates: the learning rate of each step, or one for all.
+            step, steps: the number of the first step, and of steps.
+            draw: the number of the first gradient.
+        """
         from perron.simulation._loop import run
 
-        varies = callable(rate) and not isinstance(rate, Tensor)
-        rates = [self._column(rate_at(rate, step + k)) for k in range(steps if varies else 1)]
-        rows_of(self._program.memory, self._lr)[:] = rates[0]
-        each = np.stack(rates)[..., 0] if varies else np.empty((0, self.nodes))
+        columns = [self._column(rate) for rate in rates]
+        rows_of(self._program.memory, self._lr)[:] = columns[0]
+        each = np.concatenate(columns, axis=1).T.copy() if len(rates) > 1 else np.empty((0, self.nodes))
         kind = type(self._problem)
         with nullcontext() if kind in _ready else announced(kind):
             return int(run(self._program, self._problem, each, step, steps, self._keys, draw))
@@ -148,7 +156,7 @@ class CompiledLoop:
         """A learning rate for each node, ``(n, 1)``."""
         numbers = torch.as_tensor(rate, dtype=torch.float64).numpy()
         if numbers.size != 1 and numbers.shape != (self.nodes, 1):
-            raise NotCompiled("its learning rate is no number for each node")
+            raise NotCompiled(f"its learning rate has the shape {numbers.shape}")
         return np.broadcast_to(numbers.reshape(-1, 1), (self.nodes, 1))
 
     def _compare(self, algorithm: Algorithm, node: SimulatedNode, rounds: int) -> None:

@@ -80,7 +80,7 @@ class Running:
                 raise NotCompiled("its links are unreliable, or its messages quantized")
             if self.blockwise is not None:
                 raise NotCompiled("its models are large")
-            given = (self.algorithm, one.mixing, self.problem, self.inner, self.oracle.random, self.state)
+            given = (self.algorithm, one.mixing, self.problem, self.inner, self.oracle.random, self.state, one.lr)
             return CompiledLoop(*given, rounds=one.rounds), ""
         except NotCompiled as reason:
             if one.compiled:
@@ -117,9 +117,12 @@ class Running:
                 self._advance()
             return
         began, last = perf_counter(), self.step + steps - 1
-        count = self.loop.run(self.simulation.rate, self.step, steps, self.oracle.draws)
+        rate = self.simulation.rate
+        varies = callable(rate) and not isinstance(rate, Tensor)
+        rates = [rate_at(rate, self.step + k) for k in range(steps if varies else 1)]
+        count = self.loop.run(rates, self.step, steps, self.oracle.draws)
         self.oracle.note(count, self.loop.gradients(last))
-        self.lr = rate_at(self.simulation.rate, last)
+        self.lr = rates[-1]
         self.previous = self.state if steps == 1 else self.loop.previous(last)
         self.state = self.loop.state(last)
         for step in range(self.step, last + 1) if self.timer is not None else ():
@@ -217,7 +220,10 @@ class Running:
             in_transit = tensorfile.part(tensors, "links.")
             self.unreliable.load_state_dict({name: v.to(self.simulation.device) for name, v in in_transit.items()})
         if self.loop is not None:
-            self.loop.load(self.state, self.step)
+            try:
+                self.loop.load(self.state, self.step)
+            except NotCompiled as reason:
+                self.loop, self.text = None, str(reason)
         if self.timer is not None:
             self.timer.restore(tensorfile.part(tensors, "clock."))
 
