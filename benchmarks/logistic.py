@@ -24,9 +24,10 @@ from torch import Tensor
 
 from perron import Mixing, PushPull, simulate
 from perron.networks import released as authors
-from perron.problems import Logistic, kernels
-from perron.random import Keyed
-from perron.simulation.simulator import NOISE, Simulation
+from perron.problems import Logistic
+from perron.problems import _kernels as kernels
+from perron.random import NOISE, Keyed
+from perron.simulation.simulator import Simulation
 
 NODES, TRIALS, DIM, BATCH, LR = 16, 20, 10, 200, 0.05
 SAMPLES = 1_440_000  # over all nodes

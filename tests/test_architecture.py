@@ -13,7 +13,7 @@ SOURCE = Path(perron.__file__).parent
 # A unit is a subpackage, or a module at the top. It may import units on lines above its own; those on one line do not import
 # each other. The first line is exempt: its modules are small and may.
 ORDER = [
-    ["errors", "random", "schedules", "_typing", "_registry", "_modules", "_aliases"],
+    ["errors", "random", "schedules", "_typing", "_registry", "_modules", "_aliases", "_threads"],
     ["_storage"],
     ["monitor"],
     ["networks"],

@@ -46,12 +46,11 @@ from perron.algorithms.base import advance
 from perron.algorithms.local_steps import OuterSteps
 from perron.algorithms.wrappers import Recording
 from perron.networks import topologies  # fmt: skip
-from perron.random import Keyed
+from perron.random import NOISE, Keyed
 from perron.simulation import measure_traits
 from perron.simulation.cost import zero_answer
 from perron.simulation.metrics import distance_max, residual
 from perron.simulation.node import SimulatedNode
-from perron.simulation.simulator import NOISE
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:.*(on this network disagreement grows|needs weights that do not change)"

@@ -28,7 +28,7 @@ from perron.problems import Neural, Quadratic
 from perron.problems._stacked import Stacked
 from perron.random import NOISE, Keyed
 from perron.simulation import metrics
-from perron.simulation.simulator import Running
+from perron.simulation.running import Running
 from perron.studies import conclusions
 from perron.studies.job import execute
 from perron.studies.runner import Outcome, run_study

@@ -11,7 +11,7 @@ from perron.clock import Distribution
 from perron.errors import PerronError
 from perron.problems import LinearModel, Logistic, Quadratic
 from perron.simulation import Simulation, Snapshot
-from perron.simulation.simulator import Running
+from perron.simulation.running import Running
 
 MIXING = Mixing.random_integer(topologies.exponential(6), seed=0)
 NOISY = Quadratic.random(6, noise_std=0.1)

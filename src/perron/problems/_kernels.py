@@ -14,13 +14,13 @@ from numba import njit
 from perron.random import AGAIN, FIRST, GOLDEN, RETRIES, SECOND
 
 f32, i32, i64, u64 = np.float32, np.int32, np.int64, np.uint64
-_GOLDEN, _FIRST, _SECOND, _AGAIN = (u64(constant % 2**64) for constant in (GOLDEN, FIRST, SECOND, AGAIN))
+GOLDEN_64, _FIRST, _SECOND, _AGAIN = (u64(constant % 2**64) for constant in (GOLDEN, FIRST, SECOND, AGAIN))
 _RETRIES, _ONE = u64(RETRIES), u64(1)
 FAST: Any = {"cache": True, "nogil": True, "fastmath": True, "error_model": "numpy"}
 
 
 @njit(cache=True, inline="always")
-def _mix(z):
+def mix(z):
     """splitmix64's hash, as in `perron.random`."""
     z = (z ^ (z >> u64(30))) * _FIRST
     z = (z ^ (z >> u64(27))) * _SECOND
@@ -37,12 +37,12 @@ def _below(hashed, high):
 def distinct(key, draw, high, rows, seen):
     """`Keyed.distinct` for one key, into ``rows``; ``seen`` is all False before and after."""
     for k in range(len(rows)):
-        rows[k] = _below(_mix(key + u64(draw * len(rows) + k + 1) * _GOLDEN), high)
-    again, retry = _mix(key ^ _AGAIN), u64(draw) << _RETRIES
+        rows[k] = _below(mix(key + u64(draw * len(rows) + k + 1) * GOLDEN_64), high)
+    again, retry = mix(key ^ _AGAIN), u64(draw) << _RETRIES
     for k in range(len(rows)):
         row = rows[k]
         while seen[row]:
-            row = _below(_mix(again + retry * _GOLDEN), high)
+            row = _below(mix(again + retry * GOLDEN_64), high)
             retry += _ONE
         seen[row] = True
         rows[k] = row
@@ -71,7 +71,7 @@ def _sigmoids(z):
 
 
 @njit(**FAST)
-def _weighted_sum(columns, x, z, total):
+def weighted_sum(columns, x, z, total):
     """total -= sum_k columns[:, k] / (1 + exp(columns[:, k]^T x)); z is scratch.
 
     Five coordinates at a time, so that z is loaded and stored a fifth as often.
@@ -111,6 +111,22 @@ def _weighted_sum(columns, x, z, total):
 
 
 @njit(**FAST)
+def minibatch(flat, first, samples, x, key, draw, picks, seen, columns, z, total):
+    """Add the sum over the minibatch of a node in a trial to ``total``; the arguments from ``picks`` to ``z`` are scratch."""
+    dim, batch, touched = len(x), len(picks), f32(0)
+    distinct(key, draw, samples, picks, seen)
+    for k in range(batch):
+        picks[k] = (first + picks[k]) * dim
+    for k in range(batch):  # touching first lets the processor fetch many rows from memory at a time
+        touched += flat[u64(picks[k])] + flat[u64(picks[k] + dim - 1)]
+    for k in range(batch):
+        for j in range(dim):
+            columns[j, k] = flat[u64(picks[k] + j)]
+    weighted_sum(columns, x, z, total)
+    return touched  # so that the compiler does not leave the touching out
+
+
+@njit(**FAST)
 def minibatch_grads(rows, x, keys, draw, batch, out):
     """Mean gradients over a minibatch of each node in each trial.
 
@@ -122,23 +138,15 @@ def minibatch_grads(rows, x, keys, draw, batch, out):
     nodes, samples, dim = rows.shape
     flat = rows.reshape(-1)
     picks, seen = np.empty(batch, i64), np.zeros(samples, np.bool_)
-    columns, z = np.empty((dim, batch), f32), np.empty(batch, f32)
-    total, touched = np.empty(dim, np.float64), f32(0)
+    columns, z, touched = np.empty((dim, batch), f32), np.empty(batch, f32), f32(0)
+    out[:] = 0
     for i in range(nodes):  # outermost: a node's samples stay in the cache for all trials
         for t in range(x.shape[0]):
-            distinct(keys[t, i], draw, samples, picks, seen)
-            for k in range(batch):
-                picks[k] = (i * samples + picks[k]) * dim
-            for k in range(batch):  # touching first lets the processor fetch many rows from memory at a time
-                touched += flat[u64(picks[k])] + flat[u64(picks[k] + dim - 1)]
-            for k in range(batch):
-                for j in range(dim):
-                    columns[j, k] = flat[u64(picks[k] + j)]
-            total[:] = 0
-            _weighted_sum(columns, x[t, i], z, total)
-            for j in range(dim):
-                out[t, i, j] = total[j] / batch
-    return touched  # so that the compiler does not leave the touching out
+            touched += minibatch(
+                flat, i * samples, samples, x[t, i], keys[t, i], draw, picks, seen, columns, z, out[t, i]
+            )
+    out /= batch
+    return touched
 
 
 @njit(**FAST)
@@ -155,5 +163,5 @@ def local_grads(blocks, x, samples, out):
     for i in range(blocks.shape[0]):
         for b in range(blocks.shape[1]):
             for p in range(x.shape[0]):
-                _weighted_sum(blocks[i, b], x[p, i], z, out[p, i])
+                weighted_sum(blocks[i, b], x[p, i], z, out[p, i])
     out /= samples

@@ -8,6 +8,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from copy import copy, deepcopy
+from inspect import isfunction
 from typing import Any, ClassVar, Self
 
 import numpy as np
@@ -77,6 +78,17 @@ class Problem(ABC):
     def grad_into(self, x: Tensor, draw: int, random: Keyed, out: Tensor) -> Tensor:
         """Write `grad` into ``out`` and return it; override where large gradients need no memory of their own."""
         return out.copy_(self.grad(x, draw, random))
+
+    def compiled_gradient(self, trials: int) -> Any:
+        """What the compiled loop of the simulator computes `grad` from, one of `perron.problems.compiled`; None if it cannot."""
+        return None
+
+    def _changes(self, owner: type) -> bool:
+        """Whether a subclass of ``owner``, or the problem itself, has other gradients than ``owner``, or helpers of them."""
+        own = {name for name, value in vars(owner).items() if isfunction(value) and name[0] == "_" != name[1]}
+        kinds = type(self).__mro__
+        others = [vars(self), *map(vars, kinds[: kinds.index(owner)])]
+        return any(name in other for other in others for name in own | {"grad", "local_grads", "grad_into"})
 
     def answer(self, query: Query) -> Tensor:
         """The gradients that an algorithm asks for by a `Query`."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from functools import cached_property, lru_cache
 from importlib.util import find_spec
-from typing import Literal, Self, get_args
+from typing import Any, Literal, Self, get_args
 
 import numpy as np
 import torch
@@ -16,6 +16,7 @@ from perron._typing import FloatArray
 from perron.errors import PerronError
 from perron.problems._samples import as_numbers
 from perron.problems.base import Problem
+from perron.problems.compiled import Minibatches, Sums
 from perron.random import Keyed
 
 Start = Literal["equal", "authors", "text"]
@@ -140,6 +141,13 @@ class Logistic(Problem):
         picks = random.distinct(draw, self.batch, self.samples)  # (trials, n, batch)
         node = torch.arange(self.nodes, device=x.device)[:, None]
         return self._regularized(_mean_grad(self.rows[node, picks].to(x.dtype), x), x)
+
+    def compiled_gradient(self, trials: int) -> Any:
+        if self._changes(Logistic) or not self.compiled:
+            return None
+        if self.batch is None or self.batch == self.samples:
+            return Sums(self._blocks.astype(np.float32, copy=False), self.samples, self.regularization)
+        return Minibatches(self.rows.numpy(), self.batch, self.regularization)
 
     @property
     def sample_counts(self) -> Tensor:  # type: ignore[override]

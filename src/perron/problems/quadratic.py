@@ -12,7 +12,10 @@ from torch import Tensor
 from perron.errors import PerronError
 from perron.problems._samples import as_numbers
 from perron.problems.base import Problem
+from perron.problems.compiled import Diagonal, Full, Noise
 from perron.random import Keyed
+
+ROUNDING = 1e-14  # asymmetry of a Hessian, relative to the largest entry
 
 
 class Quadratic(Problem):
@@ -110,6 +113,16 @@ class Quadratic(Problem):
         if not self.noise_std:
             return exact
         return exact + self.noise_std / sqrt(self.dim) * random.normal(draw, self.dim).to(x.dtype)
+
+    def compiled_gradient(self, trials: int) -> Any:
+        if self._changes(Quadratic):
+            return None
+        hessians, offsets = self.hessians.contiguous().numpy(), self.offsets.contiguous().numpy()
+        noise = Noise.of(self.noise_std / sqrt(self.dim), trials * offsets.size)
+        if self.diagonal:
+            return Diagonal(hessians, offsets, noise)
+        symmetric = all(np.abs(one - one.T).max() <= ROUNDING * np.abs(one).max() for one in hessians)
+        return Full(hessians, offsets, noise, symmetric)
 
     def loss(self, x: Tensor) -> Tensor:
         apart = x.unsqueeze(-2) - self.centers

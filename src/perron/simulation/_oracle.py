@@ -63,9 +63,17 @@ class Oracle:
         self._count(self.problem.batch)
         return grads
 
-    def _count(self, each: int | None) -> None:
+    def note(self, count: int, grads: list[Tensor]) -> None:
+        """Count gradients that were computed elsewhere; ``grads`` are those of the last step."""
+        if not self.draws and grads:
+            _check_first(grads[0])
+        self.grads = grads
+        self.draws += count
+        self._count(self.problem.batch, count)
+
+    def _count(self, each: int | None, times: int = 1) -> None:
         """Count as many samples of each node, or all of them if None."""
-        self.evaluated += self.samples if each is None else min(each * self.problem.nodes, self.samples)
+        self.evaluated += times * (self.samples if each is None else min(each * self.problem.nodes, self.samples))
 
 
 def _check_first(grads: Tensor) -> None:

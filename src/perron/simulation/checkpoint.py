@@ -23,7 +23,8 @@ from perron.schedules import rate_at
 from perron.simulation.history import Recorder
 
 if TYPE_CHECKING:
-    from perron.simulation.simulator import Running, Simulation
+    from perron.simulation.running import Running
+    from perron.simulation.simulator import Simulation
 
 FORMAT = 2
 OPTIONAL = ("rounds", "clock")  # facts that a run may lack

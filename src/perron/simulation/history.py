@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from html import escape
@@ -206,6 +207,7 @@ class Recorder:
         self.until = until or {}
         always |= chosen([name for name in self.until if name not in always])
         self.metrics, self.due, self.end = always | last, due, max(due)
+        self._ordered = sorted(due)
         self.final = set(last) - set(always)
         self.watchers: dict[str, Any] = {
             name: metric for name, metric in self.metrics.items() if getattr(metric, "every_step", False)
@@ -216,6 +218,10 @@ class Recorder:
         self.costs: dict[str, list[float]] = {name: [] for name in COSTS}
         self.times: dict[str, list[FloatArray]] = {}  # with a clock
         self.reached = False
+
+    def next_due(self, step: int) -> int:
+        """Return the first step after ``step`` at which to measure."""
+        return self._ordered[bisect_right(self._ordered, step)]
 
     def observe(self, now: Snapshot) -> dict[str, float] | None:
         """Measure a step if it is due; return the means over trials, or None."""

@@ -14,8 +14,8 @@ PACKAGE = Path(__file__).parents[1]
 # The modules and subpackages that a run computes with. Everything else reads results, reports progress, stores files or moves
 # runs to where they are computed. The architecture test compares this list with what a run imports.
 DECISIVE = (
-    "_modules.py", "_typing.py", "algorithms", "clock", "data", "networks", "problems", "random.py", "schedules.py", "simulation",
-    "studies/clocks.py", "studies/job.py", "studies/own.py", "studies/run.py", "theory",
+    "_modules.py", "_threads.py", "_typing.py", "algorithms", "clock", "data", "networks", "problems", "random.py",
+    "schedules.py", "simulation", "studies/clocks.py", "studies/job.py", "studies/own.py", "studies/run.py", "theory",
 )  # fmt: skip
 
 

@@ -17,18 +17,16 @@ Other fields of the state (push-sum weights, rows of A^t) do not depend on the m
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from math import isfinite
-from threading import Lock
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from perron._threads import single_threaded as single_threaded  # noqa: PLC0414 (others import it from here)
 from perron.algorithms.base import Algorithm, advance
 from perron.algorithms.moves import Moving
 from perron.algorithms.requirements import check_matrices
@@ -40,24 +38,6 @@ from perron.theory.matrix_node import MatrixNode, matrix_node
 TOLERANCE = 1e-9  # singular values below this count as zero when conserved quantities are computed
 NOT_LINEAR = "{} is not linear given the gradients; theory cannot analyse it."
 LARGEST = 3000  # rows of a dense matrix whose eigenvalues we compute
-
-_lock = Lock()
-_thread_counts: list[int] = []  # an entry for each active `single_threaded`: the number of threads before the first
-
-
-@contextmanager
-def single_threaded() -> Iterator[None]:
-    """Restrict torch to one thread: for matrices of a few dozen rows, threads cost far more than they gain."""
-    with _lock:
-        _thread_counts.append(torch.get_num_threads() if not _thread_counts else _thread_counts[0])
-        torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        with _lock:
-            before = _thread_counts.pop()
-            if not _thread_counts:
-                torch.set_num_threads(before)
 
 
 @dataclass(frozen=True)
