@@ -55,14 +55,14 @@ def main() -> None:
     text = f"""# How often is a slope called linear?
 
 The [speedup test](../studies.md#the-speedup-test) claims linear speedup if the whole 95 % interval of the slope of log(level/c)
-against log(n) lies within {BAND:g} of -1, an equivalence test. This page is written by `benchmarks/slopes.py`: {REPEATS:,} made-up studies
-for each entry, with n = {", ".join(map(str, NODES))}, {TRIALS} trials and levels of a known slope, whose standard errors are the given
-share of the level. An entry says how often linear speedup is **claimed / left open / denied**; in brackets, how often earlier
-versions claimed it: where the estimate was within 0.1 of -1 and the interval reached at most 0.2 to either side.
+against log(n) lies within {BAND:g} of -1, an equivalence test. This page is written by `benchmarks/slopes.py`: {REPEATS:,}
+made-up studies for each entry, with n = {", ".join(map(str, NODES))}, {TRIALS} trials and levels of a known slope, whose standard
+errors are the given share of the level. An entry says how often linear speedup is **claimed / left open / denied**; in brackets,
+how often earlier versions claimed it: where the estimate was within 0.1 of -1, and its interval at most 0.2 to either side.
 
 {table()}
 
-*Power* is in the row of slope -1: levels have to be known to about 3 % for a claim. *False positives* are in the rows of -1.1,
+*Power* is in the row of slope -1: levels have to be known to about 2 % for a claim. *False positives* are in the rows of -1.1,
 -0.9 and beyond: at the edges of the band a claim is made at most about once in forty times, where it was every other time.
 """
     PAGE.write_text(text)

@@ -144,9 +144,9 @@ def power_law(
 def slope_verdict(fit: Fit) -> str:
     """Return what a slope of log(level/c) against log(n) says: a test of equivalence to -1, up to `BAND`.
 
-    Linear speedup is claimed if the whole 95 % interval lies within `BAND` of -1, so that a slope at an edge of the band or beyond
-    is called linear at most once in forty times. It is denied if the interval lies outside. Otherwise the measurement is too
-    coarse. ``benchmarks/slopes.py`` measures how often each verdict is given.
+    Linear speedup is claimed if the whole 95 % interval lies within `BAND` of -1, so that a slope at an edge of the band or
+    beyond is called linear at most once in forty times. It is denied if the interval lies outside. Otherwise the measurement is
+    too coarse. ``benchmarks/slopes.py`` measures how often each verdict is given.
 
     >>> slope_verdict(Fit(-0.98, -1.04, -0.92)), slope_verdict(Fit(-0.95, -1.02, -0.88)), slope_verdict(Fit(-0.5, -0.6, -0.4))
     ('linear speedup', 'cannot say: measured too coarsely', 'no linear speedup')
