@@ -20,10 +20,10 @@ from perron.theory.theorem import MixingConstants, TheoremOne, gap_bound, produc
 LATE = 1e60  # a number of steps at which only the leading term is left
 
 
-def _settings(rng: Generator) -> dict[str, float]:
-    """L, Delta, sigma and T over many orders of magnitude."""
-    drawn = 10 ** rng.uniform([-2, -2, -2, 4], [2, 2, 2, 30])
-    return dict(zip(("smoothness", "gap", "noise", "steps"), map(float, drawn), strict=True))
+def _drawn(rng: Generator, known: MixingConstants) -> TheoremOne:
+    """The printed theorem with L, Delta, sigma and T over many orders of magnitude."""
+    smoothness, gap, noise, steps = map(float, 10 ** rng.uniform([-2, -2, -2, 4], [2, 2, 2, 30]))
+    return TheoremOne(known, smoothness, gap, noise, steps)
 
 
 def _unit(theorem: TheoremOne) -> float:
@@ -50,7 +50,7 @@ def step_size(rng: Generator, effort: int, *, power: int = 1) -> Evidence:
 
     largest, mended, example = 0.0, 0.0, {}
     for pair in pairs(rng, max(8, effort // 4)):
-        theorem = TheoremOne(pair.constants, **_settings(rng))
+        theorem = _drawn(rng, pair.constants)
         mended = max(mended, defect(theorem, -1))
         if defect(theorem, power) > largest:
             largest = defect(theorem, power)

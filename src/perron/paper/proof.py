@@ -265,8 +265,8 @@ def second_moments(pair: Pair, curvature: FloatArray, centers: FloatArray, step:
 
 def mean_over_blocks(through: FloatArray, m: int, doublings: int) -> FloatArray:
     """Return the mean of the powers 0, m, 2 m, ..., (K - 1) m of a matrix, K = 2^doublings."""
-    power = np.linalg.matrix_power(through, m)
-    mean = np.eye(len(through))
+    power: FloatArray = np.linalg.matrix_power(through, m)
+    mean: FloatArray = np.eye(len(through))
     for _ in range(doublings):
         mean = (mean + power @ mean) / 2
         power = power @ power

@@ -301,8 +301,7 @@ class Running:
         saved = saved_fields(self.state, tensorfile.part(tensors, "state."))
         if self.blockwise is None:
             # Copies: what was read is a view of the file, which may change.
-            values = (value.to(self.simulation.device).clone() for value in saved.values())
-            self.state = type(self.state)(*values)
+            self.state = type(self.state)(*(value.to(self.simulation.device).clone() for value in saved.values()))
         else:  # in place, so that there is no second state
             for name, value in self.state._asdict().items():
                 value.copy_(saved[name])
