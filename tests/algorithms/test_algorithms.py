@@ -803,7 +803,7 @@ def test_states_without_begun_are_read_as_those_of_their_version():
     assert (found["begun"] == 1).all()
     with pytest.raises(PerronError, match="has the fields x, y, but the state of this algorithm has x, y, grad, begun"):
         saved_fields(state, {"x": state.x, "y": state.y})
-    with pytest.raises(PerronError, match="of another algorithm, or of a version of perron that cannot be read"):
+    with pytest.raises(PerronError, match="of another algorithm, or of a version of perron that is not read"):
         saved_fields(state, state._asdict() | {"z": state.x})
 
 

@@ -43,6 +43,6 @@ def saved_fields(state: Any, saved: Mapping[str, Tensor]) -> dict[str, Tensor]:
     if found.keys() != set(state._fields):
         raise PerronError(
             f"The saved state has the fields {', '.join(saved)}, but the state of this algorithm has {', '.join(state._fields)}. "
-            "It is of another algorithm, or of a version of perron that cannot be read: start again without it, or use that version."
+            "It is of another algorithm, or of a version of perron that is not read: start without it, or use that version."
         )
     return {name: found[name] for name in state._fields}

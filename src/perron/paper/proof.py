@@ -268,9 +268,8 @@ def mean_over_blocks(through: FloatArray, m: int, doublings: int) -> FloatArray:
     power: FloatArray = np.linalg.matrix_power(through, m)
     mean: FloatArray = np.eye(len(through))
     for _ in range(doublings):
-        mean = (mean + power @ mean) / 2
-        power = power @ power
-    return mean
+        mean, power = (mean + power @ mean) / 2, power @ power
+    return np.asarray(mean, dtype=np.float64)
 
 
 def on_quadratics(rng: Generator, effort: int, *, corrected: bool = False, tighten: float = 1.0) -> Evidence:
