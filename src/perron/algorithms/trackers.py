@@ -19,14 +19,14 @@ class Late(Handle):
     sent is linear in z at every step, so that codecs and links keep account of it, and every step has the same exchanges.
     """
 
-    __slots__ = ("_handle", "_kept")
+    __slots__ = ("_handle", "_share", "_z")
 
     def __init__(self, exchange: Callable[[Tensor], Handle], z: Tensor, begun: Tensor) -> None:
         self._handle = exchange(begun * z)
-        self._kept = (1 - begun) * z
+        self._share, self._z = 1 - begun, z
 
     def wait(self) -> Tensor:
-        return self._handle.wait() + self._kept
+        return torch.addcmul(self._handle.wait(), self._share, self._z)
 
 
 def begun(algorithm: Moving, x: Tensor) -> Tensor:

@@ -258,7 +258,7 @@ def second_moments(pair: Pair, curvature: FloatArray, centers: FloatArray, step:
     forward[n:-1] = np.hstack([change @ bends, basis.T @ pair.B @ basis, change @ offset[:, None]])
     forward[-1, -1] = 1.0
     noise = sigma * np.concatenate([-step * np.eye(n), change, np.zeros((1, n))])
-    through = np.kron(forward, forward)
+    through: FloatArray = np.asarray(np.kron(forward, forward), dtype=np.float64)
     through[:, -1] += (noise @ noise.T).ravel()
     return through
 
