@@ -104,7 +104,8 @@ CHANGED = {
     "25d": (partial(proof.moments, line=proof.model_change, largest=1.0, tighten=1e-3), "false"),
     "25e": (partial(proof.coefficients, conditions=1e-3), "false"),
     "25f": (partial(proof.final_bound, tighten=0.9), "false"),
-    "26": (partial(proof.on_quadratics, corrected=True), "holds"),
+    "26a": (partial(proof.lemma_one, tighten=1e-2), "false"),
+    "26b": (partial(proof.on_quadratics, corrected=True), "holds"),
 }
 
 

@@ -125,10 +125,8 @@ def theorem(
     print_table(("", "as printed", "as repaired"), rows, title=f"Theorem 1 on {mixing.name}")
     if not all(one.applies for one in both):
         least = max(float(one.block) for one in both)
-        console().print(
-            f"Theorem 1 says nothing about runs shorter than one block: ask for --steps {least:.0e} or more.",
-            soft_wrap=True,
-        )
+        told = f"Theorem 1 says nothing about runs shorter than one block: --steps has to be more than {least:.2g}."
+        console().print(told, soft_wrap=True)
 
 
 def _write(path: Path, results: list[CheckResult], seed: int, effort: str) -> None:
