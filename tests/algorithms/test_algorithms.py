@@ -34,6 +34,7 @@ from perron import (
     Mixing,
     MixingError,
     Network,
+    PerronError,
     PushDIGing,
     PushPull,
     RowExtra,
@@ -42,8 +43,10 @@ from perron import (
     TreePushPull,
     simulate,
 )
+from perron._storage import tensorfile
 from perron.algorithms.base import advance
 from perron.algorithms.local_steps import OuterSteps
+from perron.algorithms.states import saved_fields
 from perron.algorithms.wrappers import Recording
 from perron.networks import topologies  # fmt: skip
 from perron.random import NOISE, Keyed
@@ -783,3 +786,36 @@ def test_the_limit_of_momentum_on_a_network_that_varies_in_time(kind, heavy, nes
         apart[scale] = float((state.x - state.x.mean(-2, keepdim=True)).norm())
     assert apart[0.97 * limit] < 1e-6
     assert apart[1.03 * limit] > 1e6, apart
+
+
+# ---- states that earlier versions saved
+
+
+def test_states_without_begun_are_read_as_those_of_their_version():
+    """The first step of a late tracker once was like all others: what it saved continues so, in either world."""
+    node = SimulatedNode(network_for(PushPull(order="atc"), GRAPHS["exp16"]))
+    state = PushPull(order="atc").init(torch.ones(16, 3, dtype=torch.float64), node)
+    before = {name: value for name, value in state._asdict().items() if name != "begun"}
+    assert not state.begun.any()
+    found = saved_fields(state, before)
+    assert tuple(found) == state._fields
+    assert (found["begun"] == 1).all()
+    with pytest.raises(PerronError, match="has the fields x, y, but the state of this algorithm has x, y, grad, begun"):
+        saved_fields(state, {"x": state.x, "y": state.y})
+    with pytest.raises(PerronError, match="of another algorithm, or of a version of perron that is not read"):
+        saved_fields(state, state._asdict() | {"z": state.x})
+
+
+def test_a_run_of_an_earlier_version_resumes(tmp_path):
+    """Its file, from the present one without the field and with the tracker that it had: it goes on as its version would."""
+    problem, path = Quadratic.random(16, 3, noise_std=0.1, seed=1), tmp_path / "run.safetensors"
+    mixing = network_for(PushPull(order="atc"), GRAPHS["exp16"])
+    options = {"lr": 0.05, "seed": 4, "progress": False, "checkpoint": path}
+    simulate(problem, PushPull(order="atc"), mixing, steps=5, **options)
+    tensors, facts = tensorfile.read(path)
+    before = {name: value.clone() for name, value in tensors.items() if name != "state.begun"}
+    assert len(before) == len(tensors) - 1
+    tensorfile.write(path, before, facts)
+    resumed = simulate(problem, PushPull(order="atc"), mixing, steps=9, **options)
+    whole = simulate(problem, PushPull(order="atc"), mixing, steps=9, **{**options, "checkpoint": None})
+    assert torch.equal(torch.as_tensor(resumed["grad_norm_sq"][-1]), torch.as_tensor(whole["grad_norm_sq"][-1]))

@@ -123,6 +123,12 @@ class Instances(Move):
         return torch.stack(moved).view_as(x), memory
 
 
+class PlainInstances(Instances, Descent):
+    """The same for plain descent, with which late trackers start otherwise."""
+
+    add = Move.add
+
+
 # ---- equal to torch
 
 
@@ -149,10 +155,23 @@ def test_on_a_network_every_node_has_the_optimizer_of_torch(name, kind):
     algorithm, graph = ALGORITHMS[name], GRAPHS["rdg8"]
     problem = Quadratic.random(8, 5, noise_std=0.3, seed=2)
     mixing = network_for(algorithm, graph)
-    theirs = Instances(make, clip, move.scale_dependent)
+    theirs = (PlainInstances if kind == "descent" else Instances)(make, clip, move.scale_dependent)
     ours, _ = run(replace(algorithm, move=move), mixing, problem, 25, 0.05, trials=2)
     models, _ = run(replace(algorithm, move=theirs), mixing, problem, 25, 0.05, trials=2)
     assert torch.allclose(ours, models, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", ["push_pull_atc", "aug_dgm", "pull_diag_gt"])
+def test_only_plain_descent_starts_from_a_tracker_that_was_not_mixed(name):
+    """x_1 = A (x_0 - lr grad), as published; with a move that adds nothing to descent, x_1 = A (x_0 - lr M grad)."""
+    algorithm, problem = ALGORITHMS[name], Quadratic.random(8, 4, seed=2)
+    mixing = network_for(algorithm, GRAPHS["rdg8"])
+    x = problem.start().double().numpy()
+    grad = problem.local_grads(torch.as_tensor(x)).numpy()
+    A, M = mixing.pull, mixing.push if name == "push_pull_atc" else mixing.pull
+    for move, y in ((Descent(), grad), (Momentum(momentum=0.0), M @ grad)):
+        models, _ = run(replace(algorithm, move=move), mixing, problem, 1, 0.1)
+        assert np.abs(models[1, 0].numpy() - A @ (x - 0.1 * y)).max() < 1e-13
 
 
 @pytest.mark.parametrize(

@@ -10,11 +10,12 @@ import kinds
 import make_old_files as old
 import numpy as np
 import pytest
+import torch
 
 import perron
 from perron._storage import tensorfile
 from perron.distributed import checkpoint
-from perron.errors import FileError, FormatError
+from perron.errors import FileError, FormatError, PerronError
 from perron.monitor import records
 from perron.networks import files
 from perron.studies import read_study
@@ -187,3 +188,20 @@ def test_a_damaged_record_of_runs(tmp_path):
             kinds.Training(tmp_path).load()
         record.unlink()
         assert kinds.Training(tmp_path).load() == (1, "")
+
+
+def test_a_state_of_a_process_from_before_late_trackers_started_unmixed():
+    """It lacks the field ``begun``, and goes on as if the first step had been made; without other fields it is refused."""
+    with kinds.group():
+        torch.manual_seed(0)
+        model = torch.nn.Linear(3, 2)
+        optimizer = perron.Decentralized(model, perron.PushPull(order="atc"), graph="ring", lr=0.05)
+        model(torch.randn(8, 3)).square().mean().backward()
+        optimizer.step()
+        saved = optimizer.state_dict()
+        assert saved["perron"]["state"].pop("begun").item() == 1
+        optimizer.load_state_dict(saved)
+        assert optimizer.algorithm_state.begun.item() == 1
+        del saved["perron"]["state"]["y"]
+        with pytest.raises(PerronError, match="The saved state has the fields x, grad"):
+            optimizer.load_state_dict(saved)

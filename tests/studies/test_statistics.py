@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from perron.errors import PerronError
-from perron.studies.statistics import best_time, level, power_law, time_to
+from perron.studies.statistics import BAND, COARSE, Fit, best_time, level, power_law, slope_verdict, time_to
 
 
 def floor(records=200, trials=20, height=1.0, seed=0, correlation=0.9):
@@ -127,3 +127,40 @@ def test_best_time_takes_the_best_step_and_its_interval_covers_the_truth():
     assert np.isnan(one.speedup(never)).all()
     assert best_time({0.02: grid(1)[0.02]}, 0.006).at_edge is False
     assert best_time({lr: grid(1)[lr] for lr in (0.02, 0.04)}, 0.006).at_edge
+
+
+# ---- the equivalence test of slopes
+
+
+def verdicts(slope, error, times=300):
+    """The verdicts on studies whose levels fall as n^slope, each known up to a relative error by 20 trials."""
+    random, n, spread = np.random.default_rng(1), np.array([4.0, 8, 12, 16]), error * 20**0.5
+    found = []
+    for _ in range(times):
+        each = n**slope * random.gamma(spread**-2, spread**2, (20, 4))
+        found.append(slope_verdict(power_law(n, each.mean(axis=0), each.std(axis=0, ddof=1) / 20**0.5, trials=20)))
+    return found
+
+
+@pytest.mark.parametrize("slope", [-1 - BAND, -1 + BAND])
+@pytest.mark.parametrize("error", [0.01, 0.03, 0.1])
+def test_a_slope_at_the_edge_of_the_band_is_rarely_called_linear(slope, error):
+    claimed = verdicts(slope, error).count("linear speedup")
+    assert claimed <= 300 * 0.025 + 3 * (300 * 0.025) ** 0.5
+
+
+def test_a_slope_of_one_is_called_linear_where_levels_are_known_well():
+    assert verdicts(-1.0, 0.02).count("linear speedup") > 270
+    assert verdicts(-1.0, 0.1).count(COARSE) > 270
+    assert verdicts(-0.5, 0.03).count("no linear speedup") > 270
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "verdict"),
+    [
+        (-1.1, -0.9, "linear speedup"), (-1.101, -0.95, COARSE), (-1.05, -0.899, COARSE), (-2.0, 0.0, COARSE),
+        (-0.899, -0.8, "no linear speedup"), (-1.3, -1.101, "no linear speedup"), (np.nan, np.nan, "needs two node counts"),
+    ],
+)  # fmt: skip
+def test_the_whole_interval_decides(low, high, verdict):
+    assert slope_verdict(Fit((low + high) / 2, low, high)) == verdict

@@ -28,6 +28,7 @@ from perron.studies._values import parse
 from perron.studies.job import Job, execute, perform
 from perron.studies.runner import read_study, run_study
 from perron.studies.spec import Study, load, shipped
+from perron.studies.statistics import COARSE
 
 
 @pytest.fixture
@@ -474,7 +475,8 @@ def test_linear_speedup_is_found_and_falling_curves_are_refused(quick):
     assert false["slope of level"] == pytest.approx(-1, abs=0.05)
     assert false["verdict"] == "cannot say: still falling at n=2,4,8"
     assert found.sentences[0].startswith("On 1 of 2 networks the noise floor falls as 1/n")
-    assert "no speedup is claimed" in found.sentences[-1]
+    assert "no speedup is claimed" in found.sentences[-2]
+    assert found.sentences[-1].startswith("All networks see the same noise (common random numbers, one seed)")
     assert all(row["ratio"] == pytest.approx(1, abs=0.1) for row in found.summary["levels"][:3])
 
 
@@ -519,6 +521,28 @@ def test_if_all_fails_the_reason_is_said(quick, tmp_path):
     assert failed.returncode == 3
     assert "every run failed. dsgd on exponential(2)" in failed.stderr
     assert "doubly stochastic" in failed.stderr
+
+
+def test_a_slope_that_is_known_too_coarsely_is_left_open(quick):
+    study = load(quick, {"nodes": [4, 5], "trials": 20, "seeds": [1, 2]})  # levels are known well, but not their slope
+    found = conclusions.conclude(made(study, lambda run, steps: np.full(len(steps), 1 / run.nodes)))
+    verdicts = {row["verdict"] for row in found.summary["slopes"]}
+    assert COARSE in verdicts
+    assert "linear speedup" not in verdicts
+    assert any("reaches out of -1.1 to -0.9: measured too coarsely to say" in sentence for sentence in found.sentences)
+    assert not any("the same noise" in sentence for sentence in found.sentences)  # there are two seeds
+
+
+def test_compiled_sums_are_told_with_the_results(quick):
+    compiled, exact = (
+        made(
+            load(quick, {"problem": {"kind": "logistic", "samples": 800, "compiled": which}}),
+            lambda run, steps: 1.0 + 0 * steps,
+        )
+        for which in (True, False)
+    )
+    assert any("summed in float32" in sentence for sentence in conclusions.conclude(compiled).sentences)
+    assert not any("float32" in sentence for sentence in conclusions.conclude(exact).sentences)
 
 
 def test_no_speedup_is_called_no_speedup(quick):

@@ -8,7 +8,10 @@ import pytest
 
 from perron import ALGORITHMS, simulate
 from perron.errors import PerronError
+from perron.plots import Chart
 from perron.studies import conclusions
+from perron.studies.conclusions.accuracy import _panel as speedup_panel
+from perron.studies.conclusions.training import _best as best_of
 from perron.studies.job import execute
 from perron.studies.results import Outcome
 from perron.studies.spec import Study, load
@@ -140,3 +143,40 @@ def test_the_studies_of_the_gpt_agree():
         assert rates < grid(tuning)[algorithm]
         assert len(grid(tuning)[algorithm]) == 4
     assert {run.seed for run in final.runs}.isdisjoint(run.seed for run in tuning.runs)
+
+
+# ---- the best of several trainings
+
+
+def test_no_method_is_named_best_by_a_single_run():
+    rows = [
+        {"algorithm": name, "nodes": 8, "topology": "ring", "test_accuracy": value, "test_accuracy_error": np.nan}
+        for name, value in (("one", 0.9353), ("other", 0.9352))
+    ]
+    told = best_of(rows, 1)
+    assert told.startswith("Highest in this run: one with n = 8 on ring")
+    assert "93.52%. A single run of each cannot tell the best" in told
+
+
+@pytest.mark.parametrize(("errors", "begin", "tied"), [((0.01, 0.01), "Highest", True), ((1e-4, 1e-4), "Best", False)])
+def test_the_best_is_named_with_those_that_cannot_be_told_from_it(errors, begin, tied):
+    rows = [
+        {"algorithm": name, "nodes": 8, "topology": "ring", "test_accuracy": value, "test_accuracy_error": error}
+        for (name, value), error in zip((("one", 0.94), ("other", 0.93)), errors, strict=True)
+    ]
+    told = best_of(rows, 3)
+    assert told.startswith(f"{begin}: one with n = 8 on ring")
+    assert ("within two standard errors of it: other with n = 8 on ring" in told) is tied
+
+
+def test_bars_of_a_figure_are_the_intervals_of_its_table():
+    """Both ends, on either side of the estimate, as matplotlib draws them; no bar where an end is not known."""
+    one = {"algorithm": [
+        {"nodes": 1, "speedup": 1.0, "low": 1.0, "high": 1.0}, {"nodes": 4, "speedup": 3.1, "low": 3.0, "high": 5.7},
+        {"nodes": 8, "speedup": 6.0, "low": 5.0, "high": np.inf},
+    ]}  # fmt: skip
+    drawn = Chart(panels=[speedup_panel("", one)], x="n", y="speedup", log_x=True, marks="points").figure()
+    (bars,) = drawn.axes[0].containers
+    (segments,) = bars.lines[2]
+    ends = [sorted(segment[:, 1].tolist()) for segment in segments.get_segments()]
+    assert np.allclose(ends, [[1.0, 1.0], [3.0, 5.7], [6.0, 6.0]])

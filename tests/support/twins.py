@@ -30,16 +30,13 @@ def diloco(net, G, x, a, H=4, lr_o=0.7, b=0.5):
 
 def push_pull(net, G, x, a, order="cta", A="A", B="B"):
     A, B = net[A], net[B]
-    y, g = 0, np.zeros_like(x)
+    y = g = G(x)
     while True:
-        gn = G(x)
-        if order == "atc":
-            y = B @ (y + gn - g)
-        else:
-            y = B @ (y + np.zeros_like(x)) + gn - g
-        g = gn
         x = A @ x - a * y if order == "cta" else A @ (x - a * y)
         yield x
+        gn = G(x)
+        y = B @ (y + gn - g) if order == "atc" else B @ y + gn - g
+        g = gn
 
 
 def momentum(net, G, x, a, beta, gamma):
@@ -160,14 +157,14 @@ def gradient_pull(net, G, x, a):
 
 def frost(net, G, x, a, order="cta"):
     A, V = net["A"], np.eye(len(x))
-    y, h = np.zeros_like(x), np.zeros_like(x)
+    y = h = G(x)
     while True:
+        x = A @ (x - a * y) if order == "atc" else A @ x - a * y
+        yield x
+        V = A @ V
         hn = G(x) / np.diag(V)[:, None]
         y = A @ (y + hn - h) if order == "atc" else A @ y + hn - h
         h = hn
-        x = A @ (x - a * y) if order == "atc" else A @ x - a * y
-        V = A @ V
-        yield x
 
 
 def frozen(net, G, x, a, b):

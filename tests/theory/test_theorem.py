@@ -14,7 +14,7 @@ from perron.theory.theorem import (
     MixingConstants,
     TheoremOne,
     block_bound,
-    block_conditions,
+    corrected_block_bound,
     gap_bound,
     mixing_sum_bound,
     steps_limit,
@@ -60,8 +60,29 @@ def test_rescaling_the_loss_rescales_the_corrected_step_only(mixing):
 def test_the_corrected_bound_follows_from_the_first(mixing, steps):
     one = TheoremOne.of(mixing, steps=steps, corrected=True)
     assert one.first_bound() <= one.bound * (1 + 1e-12)
-    assert 50 <= one.leading <= 74
-    assert one.block >= max(block_conditions(one.constants).values())
+    assert 30 <= one.leading <= 52.5
+    assert one.block >= corrected_block_bound(one.constants)
+
+
+def test_the_theorem_says_nothing_about_runs_shorter_than_a_block(mixing):
+    for corrected in (False, True):
+        shortest = TheoremOne.of(mixing, steps=1.0, corrected=corrected).block
+        before, after = (TheoremOne.of(mixing, steps=shortest * k, corrected=corrected) for k in (0.999, 1.001))
+        assert (before.applies, after.applies) == (False, True)
+        assert np.isinf(before.bound)
+        assert np.isfinite(after.bound)
+        assert dict(before.rows())["bound on E |grad f|^2"].startswith("none: T = ")
+
+
+def test_the_repaired_theorem_bounds_runs_that_the_printed_one_does_not():
+    """11^T/2 and f_i = (x - 1)^2/2, where Push-Pull is SGD on the mean gradient: exact, by two geometric sums."""
+    for corrected in (True, False):
+        theorem = TheoremOne(MixingConstants(2, 1.0, 1.0, 1.0, 1.0, 1.0), 1.0, 0.5, 1e-3, 1e15, corrected=corrected)
+        a, shrink = theorem.step, (1 - theorem.step) ** 2
+        floor = a**2 * theorem.noise**2 / 2 / (1 - shrink)
+        blocks = -np.expm1(theorem.steps * np.log1p(-a) * 2) / -np.expm1(theorem.block * np.log1p(-a) * 2)
+        mean = floor + (1 - floor) * blocks * theorem.block / theorem.steps
+        assert bool(mean <= theorem.bound) is corrected
 
 
 def test_the_standard_branch_is_active_where_it_is_said_to_be(mixing):
@@ -91,8 +112,12 @@ def test_command_prints_both_versions():
     done = CliRunner().invoke(app, ["paper", "theorem", "exponential", "--nodes", "4", "--json"])
     told = json.loads(done.output)
     assert float(told["printed"]["leading constant"]) == 44
-    assert 50 <= float(told["corrected"]["leading constant"]) <= 74
+    assert 30 <= float(told["corrected"]["leading constant"]) <= 52.5
+    assert float(told["printed"]["bound on E |grad f|^2"]) > 0
     done = CliRunner().invoke(app, ["paper", "theorem", "exponential", "--nodes", "4"])
-    assert "as corrected" in done.output
+    assert "as repaired" in done.output
+    done = CliRunner().invoke(app, ["paper", "theorem", "exponential", "--nodes", "16"])  # a million steps are no block
+    assert "none: T = 1e+06 is less than one block" in " ".join(done.output.split())
+    assert "says nothing about runs shorter than one block" in " ".join(done.output.split())
     done = CliRunner().invoke(app, ["paper", "theorem", "exponential", "--nodes", "4", "--noise", "-1"])
     assert "positive noise; got -1" in str(done.exception)

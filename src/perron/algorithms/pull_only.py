@@ -18,6 +18,7 @@ from perron.algorithms.moves import Moving
 from perron.algorithms.node import Node
 from perron.algorithms.requirements import check_momentum, warn_if_small_steps_fail
 from perron.algorithms.states import extend
+from perron.algorithms.trackers import Late, begun
 from perron.errors import PerronError
 from perron.networks.facts import Network
 
@@ -127,6 +128,16 @@ class PullTrackerState(NamedTuple):
     v: Tensor
 
 
+class LatePullTrackerState(NamedTuple):
+    """`PullTrackerState`, and 1 once the first step is done."""
+
+    x: Tensor
+    y: Tensor
+    scaled: Tensor
+    v: Tensor
+    begun: Tensor
+
+
 @dataclass(frozen=True, kw_only=True)
 class FROST(Moving):
     """FROST (cta) and Pull-Diag-GT (atc): gradient tracking with rescaled gradients h = grad(x) / D.
@@ -134,9 +145,9 @@ class FROST(Moving):
     cta:  y = A y + h - h_prev      x+ = A x - lr y          v+ = A v     D = own entry of v
     atc:  y = A (y + h - h_prev)    x+ = A (x - lr y)        v+ = A v
 
-    from y = h_prev = 0 and v = unit vector. Conserves pi_A^T y = pi_A^T h. Its step must shrink with n min pi_A. With another
-    ``move``, its displacement along y takes the place of -lr y; for moves that depend on the scale of y it is along y / w, where
-    w is the tracker of 1 / D.
+    from y = h_prev = 0 and v = unit vector, so that the first step has y = h, which ``atc`` does not mix (see `PushPull`).
+    Conserves pi_A^T y = pi_A^T h. Its step must shrink with n min pi_A. With another ``move``, its displacement along y takes the
+    place of -lr y; for moves that depend on the scale of y it is along y / w, where w is the tracker of 1 / D.
 
     Reference: Xin, Xi & Khan 2019 (FROST); Li, Cheng, Bi & Hu 2019; Liang et al. 2025 (Pull-Diag-GT).
     """
@@ -154,6 +165,8 @@ class FROST(Moving):
     def init(self, x: Tensor, node: Node) -> Any:
         """y = h = 0."""
         zero = torch.zeros_like(x)
+        if self.order == "atc":
+            return self.begin(LatePullTrackerState(x, y=zero, scaled=zero, v=node.unit, begun=begun(self, x)))
         return self.begin(PullTrackerState(x, y=zero, scaled=zero, v=node.unit))
 
     def step(self, state: Any, node: Node, lr: Rate) -> Step:
@@ -168,11 +181,12 @@ class FROST(Moving):
             return extend(PullTrackerState(pulled.wait() + dx, y, scaled, row.wait()), memory)
         grad = yield state.x
         scaled = grad / own
-        tracker = node.pull(state.y + scaled - state.scaled)
+        late = Late(node.pull, state.y + scaled - state.scaled, state.begun)
         weight = self.weigh(state, node.pull, one=1 / own, late=True)
-        y = tracker.wait()
+        y = late.wait()
         dx, memory = self.displace(state, y, lr, weight)
-        return extend(PullTrackerState(node.pull(state.x + dx).wait(), y, scaled, row.wait()), memory)
+        x = node.pull(state.x + dx).wait()
+        return extend(LatePullTrackerState(x, y, scaled, row.wait(), torch.ones_like(state.begun)), memory)
 
     def conserved(self, state: Any, network: Network) -> dict[str, Tensor]:
         return _tracked(state, network)

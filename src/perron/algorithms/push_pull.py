@@ -16,6 +16,7 @@ from perron.algorithms.moves import Moving
 from perron.algorithms.node import Node
 from perron.algorithms.requirements import check_momentum
 from perron.algorithms.states import extend
+from perron.algorithms.trackers import Late, begun
 from perron.errors import PerronError
 from perron.networks.facts import Network
 
@@ -28,6 +29,15 @@ class TrackerState(NamedTuple):
     grad: Tensor
 
 
+class LateTrackerState(NamedTuple):
+    """`TrackerState`, and 1 once the first step is done."""
+
+    x: Tensor
+    y: Tensor
+    grad: Tensor
+    begun: Tensor
+
+
 @dataclass(frozen=True, kw_only=True)
 class PushPull(Moving):
     """Push-Pull, also known as AB; with noisy gradients SAB.
@@ -36,7 +46,8 @@ class PushPull(Moving):
     pu:   y = B y + grad(x) - grad(x_prev)      x+ = A (x - lr y)           (Pu et al.; y overlaps)
     atc:  y = B (y + grad(x) - grad(x_prev))    x+ = A (x - lr y)           (nothing overlaps)
 
-    from y = grad(x_prev) = 0. Needs a common root of the two graphs, as strongly connected graphs have. Conserves
+    from y = grad(x_prev) = 0, so that the first step has y = grad(x); with plain descent ``atc`` does not mix this first y, as
+    published (`perron.algorithms.trackers`). Needs a common root of the two graphs, as strongly connected graphs have. Conserves
     1^T y = 1^T grad. x-hat = pi_A^T x follows SGD with the step c lr and the residual eps = -lr pi_A^T (I - B_inf) y, which
     does not vanish under noise, but does so identically where A is doubly stochastic. The step may differ between nodes.
 
@@ -61,6 +72,8 @@ class PushPull(Moving):
     def init(self, x: Tensor, node: Node) -> Any:
         """y = grad = 0, so that the first step finds y = grad(x)."""
         zero = torch.zeros_like(x)
+        if self.order == "atc":
+            return self.begin(LateTrackerState(x, y=zero, grad=zero, begun=begun(self, x)))
         return self.begin(TrackerState(x, y=zero, grad=zero))
 
     def step(self, state: Any, node: Node, lr: Rate) -> Step:
@@ -75,12 +88,15 @@ class PushPull(Moving):
             pushed, weight = node.push(state.y), self.weigh(state, node.push)
             grad = yield state.x
             y = pushed.wait() + grad - state.grad
-        else:
-            grad = yield state.x
-            pushed, weight = node.push(state.y + grad - state.grad), self.weigh(state, node.push, late=True)
-            y = pushed.wait()
+            dx, memory = self.displace(state, y, lr, weight)
+            return extend(TrackerState(node.pull(state.x + dx).wait(), y, grad), memory)
+        grad = yield state.x
+        late = Late(node.push, state.y + grad - state.grad, state.begun)
+        weight = self.weigh(state, node.push, late=True)
+        y = late.wait()
         dx, memory = self.displace(state, y, lr, weight)
-        return extend(TrackerState(node.pull(state.x + dx).wait(), y, grad), memory)
+        x = node.pull(state.x + dx).wait()
+        return extend(LateTrackerState(x, y, grad, torch.ones_like(state.begun)), memory)
 
     def conserved(self, state: Any, network: Network) -> dict[str, Tensor]:
         return {"1'y - 1'grad": (state.y - state.grad).sum(-2)} | weights_sum(state)

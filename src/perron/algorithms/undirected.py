@@ -65,7 +65,7 @@ class GradientTracking(PushPullUpdate):
     pu:   y = W y + grad(x) - grad(x_prev)      x+ = W (x - lr y)
     atc:  y = W (y + grad(x) - grad(x_prev))    x+ = W (x - lr y)
 
-    Conserves 1^T y = 1^T grad.
+    from y = grad(x), which ``atc`` does not mix, as in `PushPull`. Conserves 1^T y = 1^T grad.
 
     Reference: Nedic, Olshevsky & Shi 2017; Di Lorenzo & Scutari 2016; Xu, Zhu, Soh & Xie 2015.
     """

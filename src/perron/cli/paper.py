@@ -101,9 +101,10 @@ def theorem(
     steps: Annotated[float, option("--steps", "T", "T, how many steps.")] = 1e6,
     as_json: Json = False,
 ) -> None:
-    """Evaluate Theorem 1 for a network, as printed and as corrected.
+    """Evaluate Theorem 1 for a network, as printed and as repaired.
 
-    Block length, step and bound, for diagnosis; for a step to train with, see perron advise.
+    Block length, step and bound, for diagnosis; for a step to train with, see perron advise. The theorem says nothing about runs
+    shorter than one block.
 
     perron paper theorem exponential --nodes 16
     perron paper theorem ring --nodes 8 --steps 1e7 --json
@@ -112,7 +113,8 @@ def theorem(
 
     _, mixing, _ = networks.load_network(network, nodes, weights, seed, parse_numbers(options), None)
     constants = {"smoothness": smoothness, "gap": gap, "noise": noise, "steps": steps}
-    printed, corrected = (TheoremOne.of(mixing, **constants, corrected=which).rows() for which in (False, True))
+    both = [TheoremOne.of(mixing, **constants, corrected=which) for which in (False, True)]
+    printed, corrected = (one.rows() for one in both)
     if as_json:
         write_json({"printed": dict(printed), "corrected": dict(corrected)})
         return
@@ -120,7 +122,11 @@ def theorem(
         (label if label == other else f"{label} / {other}", first, second)
         for (label, first), (other, second) in zip(printed, corrected, strict=True)
     )
-    print_table(("", "as printed", "as corrected"), rows, title=f"Theorem 1 on {mixing.name}")
+    print_table(("", "as printed", "as repaired"), rows, title=f"Theorem 1 on {mixing.name}")
+    if not all(one.applies for one in both):
+        least = max(float(one.block) for one in both)
+        told = f"Theorem 1 says nothing about runs shorter than one block: --steps has to be more than {least:.2g}."
+        console().print(told, soft_wrap=True)
 
 
 def _write(path: Path, results: list[CheckResult], seed: int, effort: str) -> None:

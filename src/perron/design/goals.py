@@ -11,7 +11,7 @@ from scipy.optimize import minimize_scalar
 from torch import Tensor
 
 from perron._typing import FloatArray
-from perron.algorithms.base import Algorithm
+from perron.algorithms.base import Algorithm, advance
 from perron.errors import PerronError
 from perron.networks.facts import Network
 from perron.networks.mixing import Mixing
@@ -124,7 +124,9 @@ class Dynamics:
         self.basis, self.fields = linear.free, linear.fields
         identity = torch.eye(self.n, dtype=torch.float64)
         zeros = torch.zeros(self.n, 2 * self.n + 3, dtype=torch.float64)
-        self.settled = algorithm.init(zeros, self._node(identity, identity))
+        node = self._node(identity, identity)
+        # After a step without gradients, since the first one may be special.
+        self.settled = advance(algorithm, algorithm.init(zeros, node), node, 0.0, torch.zeros_like)
 
     def _node(self, A: Tensor, B: Tensor) -> MatrixNode:
         return MatrixNode([A], [B], share=None, pattern=torch.zeros(self.n, dtype=torch.float64))

@@ -12,6 +12,7 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor, nn
 
+from perron.algorithms.states import saved_fields
 from perron.distributed.collective import AVERAGED
 from perron.distributed.consistency import compare
 from perron.distributed.driver import Driver
@@ -124,9 +125,10 @@ class StatefulOptimizer(Driver):
                 )
         current = self.algorithm_state._asdict()
         shapes = {name: tuple(value.shape) for name, value in current.items()}
-        if {name: tuple(value.shape) for name, value in packed["state"].items()} != shapes:
+        saved = saved_fields(self.algorithm_state, packed["state"])
+        if {name: tuple(value.shape) for name, value in saved.items()} != shapes:
             raise PerronError(f"The saved state does not fit this model: it needs {shapes}.")
-        state = {name: packed["state"][name].to(value, copy=True) for name, value in current.items()}
+        state = {name: saved[name].to(value, copy=True) for name, value in current.items()}
         return type(self.algorithm_state)(**state), packed["last"].to(self.last, copy=True), packed["step"]
 
     def _unpack_progress(self, packed: dict[str, Any]) -> dict[str, Tensor] | None:

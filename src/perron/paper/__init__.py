@@ -15,7 +15,7 @@ import numpy as np
 
 from perron._registry import unknown
 from perron.errors import PerronError
-from perron.paper import bounds, experiments, identities, noise, spectra
+from perron.paper import appendix, bounds, constants, experiments, identities, noise, proof, spectra
 from perron.paper.claim import EFFORT, MEANING, Check, Claim, Evidence, Verdict
 
 __all__ = [
@@ -28,7 +28,7 @@ def _order(claim: Claim) -> tuple[int, str]:
     return (int(number.group()) if number else 0, claim.key)
 
 
-_MODULES = (bounds, experiments, identities, noise, spectra)
+_MODULES = (bounds, experiments, identities, noise, spectra, appendix, constants, proof)
 CLAIMS: dict[str, Claim] = {
     claim.key: claim for claim in sorted((claim for module in _MODULES for claim in module.CLAIMS), key=_order)
 }

@@ -15,15 +15,15 @@ import numpy as np
 from perron.paper.claim import Claim, Evidence, conclude, within
 from perron.paper.search import Generator, Pair, average, check_inequality, pairs, worst
 from perron.paper.spectra import product_sums
-from perron.theory.theorem import TheoremOne, block_conditions, gap_bound, steps_limit
+from perron.theory.theorem import MixingConstants, TheoremOne, gap_bound, product_bounds, steps_limit
 
 LATE = 1e60  # a number of steps at which only the leading term is left
 
 
-def _settings(rng: Generator) -> dict[str, float]:
-    """L, Delta, sigma and T over many orders of magnitude."""
-    drawn = 10 ** rng.uniform([-2, -2, -2, 4], [2, 2, 2, 30])
-    return dict(zip(("smoothness", "gap", "noise", "steps"), map(float, drawn), strict=True))
+def _drawn(rng: Generator, known: MixingConstants) -> TheoremOne:
+    """The printed theorem with L, Delta, sigma and T over many orders of magnitude."""
+    smoothness, gap, noise, steps = map(float, 10 ** rng.uniform([-2, -2, -2, 4], [2, 2, 2, 30]))
+    return TheoremOne(known, smoothness, gap, noise, steps)
 
 
 def _unit(theorem: TheoremOne) -> float:
@@ -31,28 +31,31 @@ def _unit(theorem: TheoremOne) -> float:
     return theorem.noise * sqrt(theorem.smoothness * theorem.gap / (theorem.constants.nodes * theorem.steps))
 
 
-def step_size(rng: Generator, effort: int, *, corrected: bool = False) -> Evidence:
+def step_size(rng: Generator, effort: int, *, power: int = 1) -> Evidence:
     """With a = sqrt(n Delta) sigma/(10 c sqrt(L T)), 4 Delta/(c a T) + 100 c a L sigma^2/n = 50 sigma sqrt(L Delta/(n T)).
 
-    Dividing by sigma instead gives 40 + 10 exactly. The units show it as well: f -> k f turns L, Delta and sigma into k times
-    themselves and leaves the iterates as they are if a becomes a/k; the printed a becomes k a.
+    Dividing by sigma instead (``power`` -1) gives 40 + 10 exactly. The units show it as well: f -> k f turns L, Delta and sigma
+    into k times themselves and leaves the iterates as they are if a becomes a/k; the printed a becomes k a.
     """
 
-    def defect(theorem: TheoremOne) -> float:
-        n, c, a = theorem.constants.nodes, theorem.constants.alignment, theorem.branches[0]
+    def step(theorem: TheoremOne, power: int) -> float:
+        ratio = sqrt(theorem.constants.nodes * theorem.gap / (theorem.smoothness * theorem.steps))
+        return ratio * theorem.noise**power / (10 * theorem.constants.alignment)
+
+    def defect(theorem: TheoremOne, power: int) -> float:
+        n, c, a = theorem.constants.nodes, theorem.constants.alignment, step(theorem, power)
         terms = 4 * theorem.gap / (c * a * theorem.steps) + 100 * c * a * theorem.smoothness * theorem.noise**2 / n
         doubled = {name: 2 * getattr(theorem, name) for name in ("smoothness", "gap", "noise")}
-        scaled = replace(theorem, **doubled)
-        return max(abs(terms / _unit(theorem) / 50 - 1), abs(2 * scaled.branches[0] / a - 1))
+        return max(abs(terms / _unit(theorem) / 50 - 1), abs(2 * step(replace(theorem, **doubled), power) / a - 1))
 
     largest, mended, example = 0.0, 0.0, {}
     for pair in pairs(rng, max(8, effort // 4)):
-        theorem = TheoremOne(pair.constants, **_settings(rng), corrected=corrected)
-        mended = max(mended, defect(replace(theorem, corrected=True)))
-        if defect(theorem) > largest:
-            largest = defect(theorem)
+        theorem = _drawn(rng, pair.constants)
+        mended = max(mended, defect(theorem, -1))
+        if defect(theorem, power) > largest:
+            largest = defect(theorem, power)
             example = {"L": theorem.smoothness, "Delta": theorem.gap, "sigma": theorem.noise, "T": theorem.steps}
-            example |= {"n": pair.nodes, "c": pair.c, "step": theorem.branches[0], "defect": largest}
+            example |= {"n": pair.nodes, "c": pair.c, "step": step(theorem, power), "defect": largest}
     holds = largest < 1e-9
     text = f"sum of the two terms / 50 and scaling f: off by at most {largest:.1e}"
     if not holds:
@@ -160,7 +163,8 @@ def gap_coefficient(rng: Generator, effort: int, *, corrected: bool = False) -> 
         m = float(ceil(pair.least_block))
         move = steps_limit(pair.constants, m, 1.0) ** 2
         coefficient = 85120 * a * b * am**2 * bm * move * m**2 * n**2 + 312 * b**2 * bm * n / c**2
-        return coefficient / gap_bound(pair.constants, corrected=corrected)
+        claimed = ((852 / bm if corrected else 10) * a * am**2 * n**2 + 312 * b**2 * bm * n) / c**2
+        return coefficient / claimed
 
     return check_inequality(
         score, rng, max(8, effort // 3), version=(corrected,), repaired=(True,), repair="852/s_Bm for 10",
@@ -183,6 +187,31 @@ def gradient_coefficient(rng: Generator, effort: int, *, constant: float = 10.0)
         score, rng, max(8, effort // 3), version=(constant,), repaired=(13.0,), repair="13 for 10 in the step",
         also=(average(2), average(4)),
     )  # fmt: skip
+
+
+def block_conditions(constants: MixingConstants) -> dict[str, float]:
+    """Return every lower limit on m that the proofs of Lemma 1, Lemma 2 and Theorem 1 use, by formula.
+
+    N_7 = sum_t |sum_j A^(t-j) delta_j|^2 and N_8, the same without squares, delta_j = B^j - B^(j-1), are replaced by their
+    bounds.
+    """
+    n, c, a, b = constants.nodes, constants.alignment, constants.pull_sum, constants.push_sum
+    am, bm = constants.pull_power_sum, constants.push_power_sum
+    n7, n8 = product_bounds(constants)
+    return {
+        "6 s_B^2/c^2 (Lemma 1)": 6 * b**2 / c**2,
+        "n^2 s_B^2/c^2 (Theorem 1)": n**2 * b**2 / c**2,
+        "n^2 (N_7 + N_8^2)/c^2 (Delta_1, Delta_2)": n**2 * (n7 + n8**2) / c**2,
+        "s_A^2/n (Delta_1, Delta_2)": a**2 / n,
+        "s_A/n (Delta_1, Delta_2)": a / n,
+        "n^2 s_A^2/c^2 (Delta_1, Delta_2)": n**2 * a**2 / c**2,
+        "10 s_B s_Bm/c^2 (sum of Delta_y)": 10 * b * bm / c**2,
+        "4 n^2 s_B^2 s_Bm^2/c^2 (sum of Delta_2)": 4 * n**2 * b**2 * bm**2 / c**2,
+        "20 n s_A s_B s_Am^2/c^2 (sum of Delta_x)": 20 * n * a * b * am**2 / c**2,
+        "10 n^2 s_A s_Am^2 s_B/c^2 (sum of Delta_y)": 10 * n**2 * a * am**2 * b / c**2,
+        "20 n^3 s_A s_Am^2 s_B^2 s_Bm^2/c^2 (sum of Delta_2)": 20 * n**3 * a * am**2 * b**2 * bm**2 / c**2,
+        "30 s_B^1.5/c^2 (coefficients)": 30 * b**1.5 / c**2,
+    }
 
 
 def enough_blocks(rng: Generator, effort: int, *, forgiven: float = 1.0) -> Evidence:

@@ -22,30 +22,42 @@ from perron.paper.search import Generator, Pair, pairs, worst
 class Responses:
     """The gradients of a Push-Pull run as linear functions of the noises: ``(steps, n, 1 + steps n)``, the constant first.
 
-    ``exact`` are the gradients of the losses at the iterates, ``noisy`` the same with their own noise, ``trackers`` the y.
+    ``exact`` are the gradients of the losses at the iterates, ``noisy`` the same with their own noise, ``trackers`` the y and
+    ``models`` the x.
     """
 
+    models: FloatArray
     exact: FloatArray
     noisy: FloatArray
     trackers: FloatArray
 
 
-def responses(A: FloatArray, B: FloatArray, curvature: FloatArray, start: float, step: float, steps: int) -> Responses:
-    """Run Push-Pull on f_i(x) = curvature_i x^2/2, one-dimensional, from a common start, with unit noises."""
+def responses(
+    A: FloatArray,
+    B: FloatArray,
+    curvature: FloatArray,
+    start: float,
+    step: float,
+    steps: int,
+    centers: FloatArray | float = 0.0,
+) -> Responses:
+    """Run Push-Pull on f_i(x) = curvature_i (x - center_i)^2/2, one-dimensional, from a common start, with unit noises."""
     n = len(A)
     x = np.zeros((n, 1 + steps * n))
     x[:, 0] = start
     y, before = np.zeros_like(x), np.zeros_like(x)
-    exact, noisy, trackers = [], [], []
+    models, exact, noisy, trackers = [], [], [], []
     for t in range(steps):
+        models.append(x)
         exact.append(curvature[:, None] * x)
+        exact[-1][:, 0] -= curvature * centers
         now = exact[-1].copy()
         now[:, 1 + t * n : 1 + (t + 1) * n] += np.eye(n)
         noisy.append(now)
         y, before = B @ y + now - before, now
         trackers.append(y)
         x = A @ x - step * y
-    return Responses(np.array(exact), np.array(noisy), np.array(trackers))
+    return Responses(np.array(models), np.array(exact), np.array(noisy), np.array(trackers))
 
 
 # ---- the noise-separation lemma

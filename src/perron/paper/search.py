@@ -268,6 +268,7 @@ def check_inequality(
     repaired: tuple[Any, ...] | None = None,
     repair: str = "",
     also: tuple[Pair, ...] = (),
+    families: Sequence[Callable[[Generator], Pair]] = FAMILIES,
 ) -> Evidence:
     """Check left side <= right side by searching for the largest ratio; likewise for the repaired version.
 
@@ -275,12 +276,13 @@ def check_inequality(
         score: ``(pair, *parameters)`` to left over right side.
         version, repaired: the parameters of the printed version and of the repaired one, if there is one.
     """
-    found = worst(lambda pair: score(pair, *version), rng, effort, also=also)
+    found = worst(lambda pair: score(pair, *version), rng, effort, also=also, families=families)
     text = f"largest lhs/rhs {found.ratio:.4g} ({found.place}) of {found.tried} pairs"
     figures, passed = {"worst": found.ratio, "tried": float(found.tried)}, None
     if repaired is not None:
         # The repaired version is also tried on the printed version's worst pair.
-        mended = worst(lambda pair: score(pair, *repaired), rng, effort, also=(*also, found.pair))
+        again = (*also, found.pair)
+        mended = worst(lambda pair: score(pair, *repaired), rng, effort, also=again, families=families)
         figures["worst repaired"], passed = mended.ratio, within(mended.ratio)
         text += f"; with {repair}: {mended.ratio:.3g}"
     counterexample = found.pair.data() | {"lhs/rhs": found.ratio}

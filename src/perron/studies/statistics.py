@@ -23,6 +23,8 @@ RECORDS = 16  # the fewest that a level is measured from
 SIGNIFICANT = 3.0  # standard errors by which a fall must differ from zero
 TOLERANCE = 0.2  # of the level: a fall of this size within the window must be excluded by two standard errors
 RESAMPLES = 400
+BAND = 0.1  # a slope is that of linear speedup if its whole interval lies within this of -1
+COARSE = "cannot say: measured too coarsely"
 
 
 @dataclass(frozen=True)
@@ -137,6 +139,25 @@ def power_law(
     quantile = t.ppf(0.975, trials - 1) if trials else norm.ppf(0.975)
     width = float(quantile) * sqrt(max(1.0, misfit) / spread)
     return Fit(slope, slope - width, slope + width, (float(np.exp(center)), float(np.exp(height))))
+
+
+def slope_verdict(fit: Fit) -> str:
+    """Return what a slope of log(level/c) against log(n) says: a test of equivalence to -1, up to `BAND`.
+
+    Linear speedup is claimed if the whole 95 % interval lies within `BAND` of -1, so that a slope at an edge of the band or
+    beyond is called linear at most once in forty times. It is denied if the interval lies outside. Otherwise the measurement is
+    too coarse. ``benchmarks/slopes.py`` measures how often each verdict is given.
+
+    >>> slope_verdict(Fit(-0.98, -1.04, -0.92)), slope_verdict(Fit(-0.95, -1.02, -0.88)), slope_verdict(Fit(-0.5, -0.6, -0.4))
+    ('linear speedup', 'cannot say: measured too coarsely', 'no linear speedup')
+    """
+    if not np.isfinite(fit.slope):
+        return "needs two node counts"
+    if fit.low >= -1 - BAND and fit.high <= -1 + BAND:
+        return "linear speedup"
+    if fit.high < -1 - BAND or fit.low > -1 + BAND:
+        return "no linear speedup"
+    return COARSE
 
 
 def time_to(steps: IntArray, curve: FloatArray, accuracy: float) -> FloatArray:

@@ -12,8 +12,8 @@ ones: compare `Algorithm.default_lr`. The theorem does show how the rate depends
 | s_A, s_B    | `pull_sum`, `push_sum`| `perron.spectral.mixing_sum`                                          |
 | s_Am, s_Bm  | `*_power_sum`         | the same of A^m and B^m; for large m |I - A_inf|^2 and |I - B_inf|^2   |
 
-The corrections are ours, at leading order: each repairs one step of the printed derivation (see `perron paper check`), none is
-a new proof of the theorem.
+``corrected`` is the theorem with every step of its proof repaired, and the constants that follow: docs/theory/theorem.md has the
+proof line by line, and `perron paper check --only 25` tests each line on many networks.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class MixingConstants:
 def block_bound(n: int, c: float, s_A: float, s_B: float) -> float:
     """Return C-tilde, the least m that Theorem 1 allows, as printed.
 
-    The last entry was the largest on every network tried. It does not imply all that the proof uses: `block_conditions`.
+    The last entry was the largest on every network tried. It does not imply all that the printed proof uses (claim 9).
 
     >>> round(block_bound(2, 1.0, 1.0, 1.0))
     160
@@ -76,29 +76,24 @@ def block_bound(n: int, c: float, s_A: float, s_B: float) -> float:
     )
 
 
-def block_conditions(constants: MixingConstants) -> dict[str, float]:
-    """Return every lower limit on m that the proofs of Lemma 1, Lemma 2 and Theorem 1 use, by formula.
+def product_bounds(constants: MixingConstants) -> tuple[float, float]:
+    """Return bounds on N_7 = sum_t |P_t|^2 and N_8 = sum_t |P_t|, P_t = sum_{j<=t} A^(t-j) delta_j, delta_j = B^j - B^(j-1).
 
-    N_7 = sum_t |sum_j A^(t-j) delta_j|^2 and N_8, the same without squares, delta_j = B^j - B^(j-1), are replaced by their
-    bounds 8 s_A^2 s_B + 2 n s_B and 2 s_A s_B + sqrt(n) s_B.
+    They are 8 s_A^2 s_B + 2 n s_B and 2 s_A s_B + sqrt(n) s_B.
+    """
+    n, a, b = constants.nodes, constants.pull_sum, constants.push_sum
+    return 8 * a**2 * b + 2 * n * b, 2 * a * b + sqrt(n) * b
+
+
+def corrected_block_bound(constants: MixingConstants) -> float:
+    """Return the least m of the corrected theorem:
+
+    n^2/c^2 max{N_7 + N_8^2, 254 s_B^3 s_Bm^2, 428 s_A s_Am^2 s_B^2 s_Bm^2}, with the `product_bounds` for N_7 and N_8.
     """
     n, c, a, b = constants.nodes, constants.alignment, constants.pull_sum, constants.push_sum
     am, bm = constants.pull_power_sum, constants.push_power_sum
-    n7, n8 = 8 * a**2 * b + 2 * n * b, 2 * a * b + sqrt(n) * b
-    return {
-        "6 s_B^2/c^2 (Lemma 1)": 6 * b**2 / c**2,
-        "n^2 s_B^2/c^2 (Theorem 1)": n**2 * b**2 / c**2,
-        "n^2 (N_7 + N_8^2)/c^2 (Delta_1, Delta_2)": n**2 * (n7 + n8**2) / c**2,
-        "s_A^2/n (Delta_1, Delta_2)": a**2 / n,
-        "s_A/n (Delta_1, Delta_2)": a / n,
-        "n^2 s_A^2/c^2 (Delta_1, Delta_2)": n**2 * a**2 / c**2,
-        "10 s_B s_Bm/c^2 (sum of Delta_y)": 10 * b * bm / c**2,
-        "4 n^2 s_B^2 s_Bm^2/c^2 (sum of Delta_2)": 4 * n**2 * b**2 * bm**2 / c**2,
-        "20 n s_A s_B s_Am^2/c^2 (sum of Delta_x)": 20 * n * a * b * am**2 / c**2,
-        "10 n^2 s_A s_Am^2 s_B/c^2 (sum of Delta_y)": 10 * n**2 * a * am**2 * b / c**2,
-        "20 n^3 s_A s_Am^2 s_B^2 s_Bm^2/c^2 (sum of Delta_2)": 20 * n**3 * a * am**2 * b**2 * bm**2 / c**2,
-        "30 s_B^1.5/c^2 (coefficients)": 30 * b**1.5 / c**2,
-    }
+    n7, n8 = product_bounds(constants)
+    return n**2 / c**2 * max(n7 + n8**2, 254 * b**3 * bm**2, 428 * a * am**2 * b**2 * bm**2)
 
 
 def mixing_sum_bound(matrix: object) -> float:
@@ -113,22 +108,21 @@ def mixing_sum_bound(matrix: object) -> float:
 
 
 def steps_limit(constants: MixingConstants, m: float, smoothness: float, *, constant: float = 10.0) -> float:
-    """Return the branch of the step size that depends on the block: 1 / (10 c m sqrt(s_B) s_Bm L).
-
-    With constant 10, C_f,1 <= 1 fails where s_B s_Bm^2 < 1.52; with 13 it holds for n >= 2.
-    """
+    """Return the branch of the step size that depends on the block: 1 / (10 c m sqrt(s_B) s_Bm L), corrected with 16 for 10."""
     return 1 / (constant * constants.alignment * m * sqrt(constants.push_sum) * constants.push_power_sum * smoothness)
 
 
 def gap_bound(constants: MixingConstants, *, corrected: bool = False) -> float:
-    """Return the bound on C_Delta,1: (10 s_A s_Am^2 n^2 + 312 s_B^2 s_Bm n)/c^2 as printed; corrected 852/s_Bm for 10.
+    """Return the bound on C_Delta,1, the coefficient of L Delta/(m T):
 
-    85120 (a L m)^2 <= 851.2/(c^2 s_B s_Bm^2) at the largest step, so that 10 would need s_Bm >= 85.
+    printed    (10 s_A s_Am^2 n^2 + 312 s_B^2 s_Bm n)/c^2
+    corrected  (36 s_A s_Am^2/s_Bm + 86 s_B^2 s_Bm) n/c^2
     """
-    n, c = constants.nodes, constants.alignment
-    first = 852 / constants.push_power_sum if corrected else 10
-    pull = first * constants.pull_sum * constants.pull_power_sum**2 * n**2
-    return (pull + 312 * constants.push_sum**2 * constants.push_power_sum * n) / c**2
+    n, c, b, bm = constants.nodes, constants.alignment, constants.push_sum, constants.push_power_sum
+    pull = constants.pull_sum * constants.pull_power_sum**2
+    if corrected:
+        return (36 * pull / bm + 86 * b**2 * bm) * n / c**2
+    return (10 * pull * n**2 + 312 * b**2 * bm * n) / c**2
 
 
 @dataclass(frozen=True)
@@ -140,13 +134,12 @@ class TheoremOne:
 
         44 sigma sqrt(L Delta/(n T)) + (C_Delta,1/m + 10 m sqrt(s_B) s_Bm + 1/c) L Delta/T.
 
-    Corrected: sigma divides instead of multiplying in the first branch of a; n T becomes n^3 T in m, since the noise term
-    384 s_B^3 s_Bm^2/(m^2 c^2) had lost a factor n; m satisfies all `block_conditions`; 13 instead of 10 in the second branch; and
-    the bound is
+    Corrected, with m = ceil(max{4 s_B^2.5/c (n^3 T sigma^2/(L Delta))^(1/4), `corrected_block_bound`}) and
+    a = min{ sqrt(n Delta)/(4 c sigma sqrt(L T)), 1/(16 c m sqrt(s_B) s_Bm L) }, it is
 
-        (50 + 24 (s_Bm/s_B)^2) sigma sqrt(L Delta/(n T)) + (C_Delta,1/m + 52 m sqrt(s_B) s_Bm + 24/c) L Delta/T
+        (30 + 22.5 (s_Bm/s_B)^2) sigma sqrt(L Delta/(n T)) + (C_Delta,1/m + 64 m sqrt(s_B) s_Bm) L Delta/T
 
-    with the corrected `gap_bound` for C_Delta,1: 4 Delta/(c a T) brings 4 times each branch's inverse.
+    with the corrected `gap_bound` for C_Delta,1. Either holds for n >= 2 and T = m K, K = 1, 2, ...: it says nothing for T < m.
 
     Attributes:
         constants: those of the network, for blocks of `block` steps.
@@ -183,10 +176,10 @@ class TheoremOne:
 
     @property
     def least_block(self) -> float:
-        """C-tilde as printed; corrected, the largest of `block_conditions`."""
+        """C-tilde as printed, or `corrected_block_bound`."""
         known = self.constants
         if self.corrected:
-            return max(block_conditions(known).values())
+            return corrected_block_bound(known)
         return block_bound(known.nodes, known.alignment, known.pull_sum, known.push_sum)
 
     @property
@@ -202,12 +195,18 @@ class TheoremOne:
         return ceil(max(self._growth * self.steps**0.25, self.least_block))
 
     @property
-    def branches(self) -> tuple[float, float, float]:
-        """The three upper limits on the step: the standard one, the one that depends on the block, 1/(6 L)."""
+    def applies(self) -> bool:
+        """Whether the theorem says anything: T must be at least one block."""
+        return self.steps >= self.block
+
+    @property
+    def branches(self) -> tuple[float, ...]:
+        """The upper limits on the step: the standard one, the one that depends on the block, and as printed 1/(6 L)."""
         c, ratio = self.constants.alignment, sqrt(self.constants.nodes * self.gap / (self.smoothness * self.steps))
-        standard = ratio / (10 * c * self.noise) if self.corrected else ratio * self.noise / (10 * c)
-        limit = steps_limit(self.constants, self.block, self.smoothness, constant=13 if self.corrected else 10)
-        return standard, limit, 1 / (6 * self.smoothness)
+        limit = steps_limit(self.constants, self.block, self.smoothness, constant=16 if self.corrected else 10)
+        if self.corrected:
+            return ratio / (4 * c * self.noise), limit
+        return ratio * self.noise / (10 * c), limit, 1 / (6 * self.smoothness)
 
     @property
     def step(self) -> float:
@@ -216,15 +215,17 @@ class TheoremOne:
 
     @property
     def leading(self) -> float:
-        """The factor of sigma sqrt(L Delta/(n T)): 44 as printed; 50 + 24 (s_Bm/s_B)^2, from 50 to 74, corrected."""
+        """The factor of sigma sqrt(L Delta/(n T)): 44 as printed; 30 + 22.5 (s_Bm/s_B)^2, from 30 to 52.5, corrected."""
         known = self.constants
-        return 50 + 24 * (known.push_power_sum / known.push_sum) ** 2 if self.corrected else 44.0
+        return 30 + 22.5 * (known.push_power_sum / known.push_sum) ** 2 if self.corrected else 44.0
 
     @property
     def bound(self) -> float:
-        """The final bound on min_t E |grad f(x-hat)|^2."""
+        """The final bound on min_t E |grad f(x-hat)|^2; infinite where the theorem says nothing."""
+        if not self.applies:
+            return inf
         known = self.constants
-        inverse, last = (52, 24) if self.corrected else (10, 1)
+        inverse, last = (64, 0) if self.corrected else (10, 1)
         rest = gap_bound(known, corrected=self.corrected) / self.block + last / known.alignment
         rest += inverse * self.block * sqrt(known.push_sum) * known.push_power_sum
         speed = sqrt(self.smoothness * self.gap / (known.nodes * self.steps))
@@ -233,17 +234,18 @@ class TheoremOne:
     def first_bound(self, step: float | None = None) -> float:
         """Return the bound before m and a are chosen, at this block and the given step (its own if None):
 
-        4 Delta/(c a T) + 100 c a L sigma^2/n + 384 s_B^3 s_Bm^2 [n] sigma^2/(m^2 c^2) + C_Delta,1 L Delta/(m T)
+            printed    4 Delta/(c a T) + 100 c a L sigma^2/n + 384   s_B^3 s_Bm^2 sigma^2/(m^2 c^2) + C_Delta,1 L Delta/(m T)
+            corrected  4 Delta/(c a T) +  55 c a L sigma^2/n + 360 n s_B^3 s_Bm^2 sigma^2/(m^2 c^2) + C_Delta,1 L Delta/(m T)
 
-        with the factor [n] if corrected, and C_Delta,1 by its bound.
+        with C_Delta,1 by its bound.
         """
         known, a, m = self.constants, self.step if step is None else step, self.block
         n, c = known.nodes, known.alignment
-        lost = n if self.corrected else 1
+        average, trackers = (55, 360 * n) if self.corrected else (100, 384)
         return (
             4 * self.gap / (c * a * self.steps)
-            + 100 * c * a * self.smoothness * self.noise**2 / n
-            + 384 * known.push_sum**3 * known.push_power_sum**2 * lost * self.noise**2 / (m**2 * c**2)
+            + average * c * a * self.smoothness * self.noise**2 / n
+            + trackers * known.push_sum**3 * known.push_power_sum**2 * self.noise**2 / (m**2 * c**2)
             + gap_bound(known, corrected=self.corrected) * self.smoothness * self.gap / (m * self.steps)
         )
 
@@ -251,17 +253,18 @@ class TheoremOne:
     def standard_from(self) -> float:
         """The T from which the standard branch of the step is the smallest, so that the rate is the leading term.
 
-        It is where T = n L Delta m^2 s_B s_Bm^2/sigma^2 (1.69 times that if corrected; as printed sigma^2 multiplies), with the m
-        of that T: max{least block, q T^(1/4)}.
+        It is where T = 16 n L Delta m^2 s_B s_Bm^2/sigma^2 (as printed without 16, and sigma^2 multiplies), with the m of that
+        T: max{least block, q T^(1/4)}.
         """
         known = self.constants
         per_block = known.nodes * self.smoothness * self.gap * known.push_sum * known.push_power_sum**2
-        per_block *= 1.69 / self.noise**2 if self.corrected else self.noise**2
+        per_block *= 16 / self.noise**2 if self.corrected else self.noise**2
         return max(per_block * self.least_block**2, (per_block * self._growth**2) ** 2)
 
     def rows(self) -> list[tuple[str, str]]:
         """Return label and value, line by line, for a table."""
-        known, (standard, limit, _) = self.constants, self.branches
+        known, (standard, limit, *_) = self.constants, self.branches
+        nothing = f"none: T = {self.steps:.3g} is less than one block, m = {float(self.block):.2g}"
         return [
             ("n", str(known.nodes)),
             ("c", f"{known.alignment:.3g}"),
@@ -272,6 +275,6 @@ class TheoremOne:
             ("step, standard branch, times L", f"{standard * self.smoothness:.2g}"),
             ("step, block branch, times L", f"{limit * self.smoothness:.2g}"),
             ("leading constant", f"{self.leading:.3g}"),
-            ("bound on E |grad f|^2", f"{self.bound:.3g}"),
+            ("bound on E |grad f|^2", f"{self.bound:.3g}" if self.applies else nothing),
             ("the standard branch is active from T =", f"{self.standard_from:.1g}"),
         ]

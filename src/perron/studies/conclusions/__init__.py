@@ -22,6 +22,7 @@ from perron.studies.conclusions.tuned import tuned
 
 if TYPE_CHECKING:
     from perron.studies.results import Outcome
+    from perron.studies.spec import Study
 
 __all__ = ["CONCLUSIONS", "compare", "conclude", "failures", "markdown", "write"]
 
@@ -43,7 +44,25 @@ def conclude(outcome: Outcome) -> Conclusion:
         failed = f"every run failed. {failures(outcome)}"
         why = failed if outcome.failed else "no run is done; perron study run continues it."
         raise PerronError(f"The study {outcome.study.name} has no results: {why}")
-    return CONCLUSIONS[outcome.study.conclusion].draw(outcome)
+    found = CONCLUSIONS[outcome.study.conclusion].draw(outcome)
+    found.sentences += _remarks(outcome.study)
+    return found
+
+
+def _remarks(study: Study) -> list[str]:
+    """Return what a reader of any conclusion should know about its numbers."""
+    remarks = []
+    if study.conclusion == "speedup" and len(study.topologies) > 1 and len(study.seeds) == 1:
+        remarks.append(
+            "All networks see the same noise (common random numbers, one seed), so that their slopes are not independent of each "
+            "other: together they are one experiment. `--set seeds=[1,2,3]` repeats it."
+        )
+    if study.problem.get("kind") == "logistic" and study.problem.get("compiled") is True:
+        remarks.append(
+            "Gradients are summed in float32 (compiled sums), and differ from those in float64 by about 1e-7 of their size; "
+            "`--set problem.compiled=false` sums in float64."
+        )
+    return remarks
 
 
 def failures(outcome: Outcome, most: int = 5) -> str:

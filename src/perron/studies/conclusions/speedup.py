@@ -10,13 +10,11 @@ from perron._typing import FloatArray
 from perron.plots import Chart, Line, Panel
 from perron.studies.conclusions import text
 from perron.studies.conclusions.base import METRIC, SQUARED_NORM, Conclusion, Row, Table, curve, variants
-from perron.studies.statistics import Fit, level, power_law, series
+from perron.studies.statistics import BAND, COARSE, Fit, level, power_law, series, slope_verdict
 
 if TYPE_CHECKING:
     from perron.studies.results import Outcome
 
-CLOSE = 0.1  # a slope this near -1 is called linear ...
-COARSE = 0.2  # ... unless its interval is wider than this on either side
 ABOUT = (
     "Dots: measured level divided by c, with two standard errors (none for a single trial). Line, where there is a fit: the "
     "fitted power law level/c ~ n^slope, shaded between the ends of the slope's 95 % interval. Slope -1 is linear speedup: n "
@@ -95,13 +93,7 @@ def _slope_row(rows: list[Row], fits: dict[str, Fit]) -> Row:
 def _verdict(fit: Fit, reasons: dict[str, list[str]]) -> str:
     if reasons:
         return "cannot say: " + "; ".join(f"{why} at n={','.join(counts)}" for why, counts in reasons.items())
-    if not np.isfinite(fit.slope):
-        return "needs two node counts"
-    if abs(fit.slope + 1) <= CLOSE and fit.high - fit.slope <= COARSE:
-        return "linear speedup"
-    if fit.low <= -1 <= fit.high:
-        return "linear speedup not excluded, but measured too coarsely"
-    return "no linear speedup"
+    return slope_verdict(fit)
 
 
 def _panel(title: str, rows: list[Row], fit: Fit) -> Panel:
@@ -122,7 +114,13 @@ def _sentences(slopes: list[Row], levels: list[Row]) -> list[str]:
     if linear := [row["slope of level/c"] for row in slopes if row["verdict"] == "linear speedup"]:
         sentences.append(
             f"On {len(linear)} of {len(slopes)} networks the noise floor falls as 1/n: with the same step, n nodes settle n "
-            f"times lower (slopes of log(level/c) against log(n): {min(linear):.3f} to {max(linear):.3f}; -1 is linear speedup)."
+            f"times lower (slopes of log(level/c) against log(n): {min(linear):.3f} to {max(linear):.3f}, each with its interval "
+            f"within {BAND:g} of -1)."
+        )
+    if coarse := sum(row["verdict"] == COARSE for row in slopes):
+        sentences.append(
+            f"On {coarse} of {len(slopes)} networks the interval of the slope reaches out of {-1 - BAND:g} to {-1 + BAND:g}: "
+            "measured too coarsely to say."
         )
     if settled := [row for row in levels if row["stationary"] and np.isfinite(row["ratio"])]:
         worst = max(settled, key=lambda row: abs(row["ratio"] - 1))

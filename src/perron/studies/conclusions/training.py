@@ -159,14 +159,34 @@ def _time_table(times: list[Row]) -> Table:
     return text.table(list(cells.values()))
 
 
+def _best(rows: list[Row], trials: int) -> str:
+    """Name the highest accuracy, and those that the runs cannot tell from it: up to two standard errors of the difference."""
+
+    def name(row: Row) -> str:
+        return f"{row['algorithm']} with n = {row['nodes']} on {text.readable(row['topology'])}"
+
+    best = max(rows, key=lambda row: float(row[ACCURACY]))
+    what = f"{name(best)}, whose averaged model gets {best[ACCURACY]:.2%} of the test set right"
+    if trials == 1:
+        least = min(float(row[ACCURACY]) for row in rows)
+        return (
+            f"Highest in this run: {what}; the lowest is {least:.2%}. A single run of each cannot tell the best: "
+            "`--set trials=3` shows how much accuracies vary."
+        )
+    error = f"{ACCURACY}_error"
+    tied = [
+        row
+        for row in rows
+        if row is not best and best[ACCURACY] - row[ACCURACY] <= 2 * float(np.hypot(best[error], row[error]))
+    ]
+    told = f"; within two standard errors of it: {', '.join(map(name, tied))}" if tied else ""
+    return f"{'Highest' if tied else 'Best'}: {what}{told}."
+
+
 def _sentences(rows: list[Row], *, trials: int) -> list[str]:
     sentences = []
     if finite := [row for row in rows if np.isfinite(row.get(ACCURACY, np.nan))]:
-        best = max(finite, key=lambda row: float(row[ACCURACY]))
-        sentences.append(
-            f"Best: {best['algorithm']} with n = {best['nodes']} on {text.readable(best['topology'])}, whose averaged model gets "
-            f"{best[ACCURACY]:.2%} of the test set right."
-        )
+        sentences.append(_best(finite, trials))
     lower = []
     for key in dict.fromkeys((row["variant"], row["topology"], row["algorithm"]) for row in rows):
         own = [row for row in rows if (row["variant"], row["topology"], row["algorithm"]) == key]
