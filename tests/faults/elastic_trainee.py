@@ -37,11 +37,14 @@ def arm(optimizer, place):
 def main(folder, options):
     torch.set_num_threads(1)
     rank, _ = perron.init()
-    name = os.environ["PERRON_NAME"]
+    name = os.environ.get("PERRON_NAME", f"{rank}.1")
     first = name.endswith(".1")
     (folder / f"{name}.pid").write_text(str(os.getpid()))
     x = torch.nn.Parameter(torch.zeros(3))
     optimizer = perron.Decentralized([x], lr=options.get("lr", 0.1), timeout=options.get("timeout", 10))
+    manager = None
+    if options.get("every"):
+        manager = perron.CheckpointManager(folder / "checkpoints", optimizer, every=options["every"])
     began, place = optimizer.steps, options["dies"][1] if options.get("dies", [None])[0] == rank and first else ""
     with (folder / f"{name}.steps").open("a", buffering=1) as told:
         while optimizer.steps < options["steps"]:
@@ -49,6 +52,10 @@ def main(folder, options):
             (0.5 * (x - rank).square().sum()).backward()
             optimizer.step()
             told.write(json.dumps([optimizer.steps, time.monotonic()]) + "\n")
+            if manager is not None:
+                manager()
+            if options.get("fails") == [rank, optimizer.steps]:
+                raise ZeroDivisionError("a bad\x1b[31m sample")
             time.sleep(options.get("pause", 0.005))
     arm(optimizer, place)
     with optimizer.averaged_model():

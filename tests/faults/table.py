@@ -18,11 +18,14 @@ from datetime import date
 from pathlib import Path
 from typing import NamedTuple
 
+import pytest
+
 FULL = os.environ.get("PERRON_FAULTS") == "full"
 RECORDS = os.environ.get("PERRON_FAULTS_RECORDS")  # a file to which every test adds a line of JSON
 
 
 NOT_YET = "NOT MEASURED"
+long = pytest.mark.skipif(not FULL, reason="takes long: PERRON_FAULTS=full")
 
 
 class Fault(NamedTuple):
@@ -113,8 +116,12 @@ ROWS = {
               "nothing but text reaches the terminal; spreadsheets see text, numbers stay numbers"),
     42: Fault("foreign files and odd addresses", "`runs` is a link; foreign *.part files; ports of 99999; mirrors without https",
               "refused or left alone, in one line"),
+    43: Fault("fewer nodes are left than --min-nodes", "SIGKILL of one of 4, with and without restarts",
+              "saved and ended at once, unless a restarted node can be waited for; no step with fewer"),
+    44: Fault("which node failed first, and why?", "an exception on one node, SIGKILL; also under torchrun",
+              "the last line names node, step and error; a file with the traceback for each node"),
 }  # fmt: skip
-QUICK = {1, 3, 4, 9, 10, 11, 15, 16, 17, 18, 19, 21, 22, 23, 24, 25, 29, 30, 31, 32, 34, 35, 37, 40, 41, 42}
+QUICK = {1, 3, 4, 9, 10, 11, 15, 16, 17, 18, 19, 21, 22, 23, 24, 25, 29, 30, 31, 32, 34, 35, 37, 40, 41, 42, 43, 44}
 
 
 class Row:
