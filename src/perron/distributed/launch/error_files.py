@@ -95,7 +95,7 @@ class ErrorFolder:
         return {ERROR_FILE: str(self.path(name))}
 
     def close(self, *, failed: bool) -> None:
-        """Remove a temporary folder that nobody needs."""
+        """Remove a temporary folder, unless it tells why the training failed."""
         if self.temporary and not (failed and any(self.folder.iterdir())):
             shutil.rmtree(self.folder, ignore_errors=True)
 
