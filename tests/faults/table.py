@@ -120,8 +120,20 @@ ROWS = {
               "saved and ended at once, unless a restarted node can be waited for; no step with fewer"),
     44: Fault("which node failed first, and why?", "an exception on one node, SIGKILL; also under torchrun",
               "the last line names node, step and error; a file with the traceback for each node"),
+    45: Fault("a study's folder is used while it runs", "`perron report`, `study show` and a second `study run`, again and again",
+              "each shows what is there, or says why not; the results are those of an undisturbed study"),
+    46: Fault("read-only folders, and umask 077", "a file system mounted read-only under results; a study and a training",
+              "shown, or refused in one line; files are private and are read again"),
+    47: Fault("out of memory", "a cgroup with less memory than the nodes need",
+              "the killed node is named; the others continue (elastic) or end; resumed with more memory"),
+    48: Fault("a node dies while it joins or loads", "SIGKILL in `join`, before and in the reading of a checkpoint",
+              "restarted, or the others end and say so; the checkpoint is used"),
+    49: Fault("many trainings in a row", "200 elastic trainings from one process, with a kill in each tenth",
+              "no process, file, port or thread is left over"),
+    50: Fault("small files that become large", "gzipped networks of 32 MB in 40 kB; studies nested, long, of millions of runs",
+              "refused, with less than 100 MB more memory"),
 }  # fmt: skip
-QUICK = {1, 3, 4, 9, 10, 11, 15, 16, 17, 18, 19, 21, 22, 23, 24, 25, 29, 30, 31, 32, 34, 35, 37, 40, 41, 42, 43, 44}
+QUICK = {1, 3, 4, 9, 10, 11, 15, 16, 17, 18, 19, 21, 22, 23, 24, 25, *range(29, 33), 34, 35, 37, *range(40, 51)}
 
 
 class Row:

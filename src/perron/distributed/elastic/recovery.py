@@ -116,6 +116,7 @@ class Recovery:
             except NetworkError as another:
                 error = another
 
+    @torch.no_grad()
     def _recover(self, activity: str, error: NetworkError) -> bool:
         """Continue in a new generation; return whether this process's model was replaced."""
         try:
