@@ -128,7 +128,7 @@ ROWS = {
               "the killed node is named; the others continue (elastic) or end; resumed with more memory"),
     48: Fault("a node dies while it joins or loads", "SIGKILL in `join`, before and in the reading of a checkpoint",
               "restarted, or the others end and say so; the checkpoint is used"),
-    49: Fault("many trainings in a row", "200 elastic trainings from one process, with a kill in each tenth",
+    49: Fault("many trainings in a row", "200 elastic trainings from one process, with a kill in each",
               "no process, file, port or thread is left over"),
     50: Fault("small files that become large", "gzipped networks of 32 MB in 40 kB; studies nested, long, of millions of runs",
               "refused, with less than 100 MB more memory"),
