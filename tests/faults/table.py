@@ -7,7 +7,7 @@ Each row is tested by functions named ``test_f09_...`` in this directory, marked
         row.measured("refused 24 of 24, fell back 24 of 24", trials=24)
 
 `scripts/faults` runs all of them and writes docs/engine/faults.md; CI runs those of `QUICK` with few trials. What was measured is
-in results/faults.jsonl, so that single rows can be measured again, as by `scripts/faults -k f09`.
+kept in docs/engine/faults.jsonl with its date, so that single rows can be measured again, as by `scripts/faults -k f09`.
 """
 
 import json
@@ -157,40 +157,46 @@ class Row:
 
 
 def newest(records: list[dict]) -> list[dict]:
-    """The last record of each test."""
-    return list({record["test"]: record for record in records}.values())
+    """The last record of each test. A record of a whole row, without a test, counts until one of its tests is measured."""
+    found = {(record["row"], record["test"]): record for record in records}
+    again = {row for row, test in found if test}
+    return [record for (row, test), record in found.items() if test or row not in again]
 
 
 def table(records: list[dict], *, all_rows: bool = True) -> str:
     """The table in Markdown; of rows that were measured, or of all."""
-    lines = ["| | fault | injection | trials | bar | measured | verdict |", "|---|---|---|--:|---|---|---|"]
+    lines = ["| | fault | injection | trials | bar | measured | verdict | on |", "|---|---|---|--:|---|---|---|---|"]
     for number, fault in ROWS.items():
         mine = [record for record in records if record["row"] == number]
         found = "; ".join(record["found"] for record in mine if record["found"]) or "-"
         trials = sum(record["trials"] for record in mine)
         verdicts = sorted({record["verdict"] for record in mine}) or [NOT_YET]
-        cells = [f"F{number}", fault.name, fault.injection, f"{trials:,}", fault.bar, found, "; ".join(verdicts)]
+        dates = " and ".join(sorted({record["on"] for record in mine}))
+        cells = [f"F{number}", fault.name, fault.injection, f"{trials:,}", fault.bar, found, "; ".join(verdicts), dates]
         if mine or all_rows:
             lines.append("| " + " | ".join(cell.replace("|", "\\|").replace("<", "&lt;") for cell in cells) + " |")
     return "\n".join(lines)
 
 
 def main(records: Path, page: Path) -> int:
-    """Print the table, and write the page if all rows were measured; 0 if all of them hold, or say why they cannot be done."""
+    """Write the page, and print what was measured today; 0 if all of it holds, or says why it cannot be done."""
     found = newest([json.loads(line) for line in records.read_text().splitlines()])
+    records.write_text(
+        "".join(json.dumps(record) + "\n" for record in sorted(found, key=lambda one: (one["row"], one["test"])))
+    )
     missing = [f"F{number}" for number in ROWS if number not in {record["row"] for record in found}]
-    dates = sorted({record["on"] for record in found})
     heading = (
         "# Faults, and what was measured\n\n"
-        f"Written by `scripts/faults` on {' and '.join(dates)}, {os.cpu_count()} cores, {platform.system()}, Python "
-        f"{platform.python_version()}. Each row is a test in `tests/faults`; see also [failures](../howto/failures.md).\n\n"
+        f"Written by `scripts/faults`, on {os.cpu_count()} cores, {platform.system()}, Python {platform.python_version()}. Each row is a "
+        "test in `tests/faults`, which CI runs with few trials (most rows) or not at all; see also [failures](../howto/failures.md). The "
+        "last column is the day of the measurement.\n\n"
     )
-    sys.stdout.write(table(found, all_rows=False) + "\n")
     if missing:
-        sys.stdout.write(f"Not measured yet: {', '.join(missing)}. {page} is as it was; scripts/faults measures all.\n")
-    else:
-        page.write_text(heading + table(found) + "\n")
-    held = all(record["verdict"] == "holds" or record["verdict"].startswith("not done here") for record in found)
+        heading += f"Not measured by this script yet, although tested: {', '.join(missing)}.\n\n"
+    today = [record for record in found if record["on"] == str(date.today())]
+    sys.stdout.write(table(today, all_rows=False) + "\n")
+    page.write_text(heading + table(found) + "\n")
+    held = all(record["verdict"] == "holds" or record["verdict"].startswith("not done here") for record in today)
     return 0 if held else 1
 
 
