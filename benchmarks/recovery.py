@@ -3,9 +3,9 @@
     .venv/bin/python benchmarks/recovery.py [NODES ...] [--kills 3] [--out docs/engine]
 
 Starts `perron launch --elastic` with 8, 32 and 64 nodes, by default, which train a model of 10,000 numbers over the one-peer
-exponential graph. After some steps, one node after the other is killed. For each kill, the table has the seconds until all survivors
-have done another step, and of these the seconds from the notice of the death until the next generation was formed. Writes
-recovery.json.
+exponential graph. After some steps, one node after the other is killed. For each kill, the table has the seconds until all
+survivors have done another step, and of these the seconds from the notice of the death until the next generation was formed.
+Writes recovery.json.
 """
 
 from __future__ import annotations

@@ -400,8 +400,9 @@ processes (the nodes, and the one from which they are forked) is killed (kill) o
 
 The bars: {faults} faults or more in half an hour; the same bits, plain as without faults, elastic on all nodes; memory that grows
 by less than {memory:.0%}; as many open files in the end; no more than {gap:g} s without progress; goodput of {goodput:.0%}, if
-elastic. Goodput is the time that the steps would have taken at their median pace, over the time that passed. Each fault costs a plain
-training the restart of all nodes and the steps since the last checkpoint, so that its goodput says how often there was a fault.
+elastic. Goodput is the time that the steps would have taken at their median pace, over the time that passed. Each fault costs
+a plain training the restart of all nodes and the steps since the last checkpoint, so that its goodput says how often there was
+a fault.
 
 {parts}
 """

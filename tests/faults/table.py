@@ -185,11 +185,11 @@ def main(records: Path, page: Path) -> int:
         "".join(json.dumps(record) + "\n" for record in sorted(found, key=lambda one: (one["row"], one["test"])))
     )
     missing = [f"F{number}" for number in ROWS if number not in {record["row"] for record in found}]
+    machine = f"{os.cpu_count()} cores, {platform.system()}, Python {platform.python_version()}"
     heading = (
         "# Faults, and what was measured\n\n"
-        f"Written by `scripts/faults`, on {os.cpu_count()} cores, {platform.system()}, Python {platform.python_version()}. Each row is a "
-        "test in `tests/faults`, which CI runs with few trials (most rows) or not at all; see also [failures](../howto/failures.md). The "
-        "last column is the day of the measurement.\n\n"
+        f"Written by `scripts/faults`, on {machine}. Each row is a test in `tests/faults`, which CI runs with few trials or "
+        "not at all; see also [failures](../howto/failures.md). The last column is the day of the measurement.\n\n"
     )
     if missing:
         heading += f"Not measured by this script yet, although tested: {', '.join(missing)}.\n\n"
