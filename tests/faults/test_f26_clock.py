@@ -16,7 +16,7 @@ SOURCE = Path(perron.__file__).parent
 # Where the time of day belongs: records for people, names of trainings, times of files.
 TELLERS = {
     "monitor/records.py", "monitor/status.py", "monitor/tensorboard.py", "distributed/collective.py", "studies/runner.py",
-    "_storage/lockfile.py", "studies/executors/slurm.py",
+    "_storage/lockfile.py", "studies/executors/slurm.py", "distributed/launch/error_files.py",
 }  # fmt: skip
 # Every process sees the time of day jump by an hour, back or forth, every two seconds; the monotonic clock is left alone.
 JUMPING = """

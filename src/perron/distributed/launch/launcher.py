@@ -131,21 +131,16 @@ class Launcher:
         It is 0 if all succeeded, or if the training is elastic and some did; 128 + the number of a signal that ended it; or 1.
         """
         self._errors, code = error_files.ErrorFolder(self.log_dir), 1
-        old = {number: signal.signal(number, _interrupt) for number in SIGNALS}
         try:
             code = self._run()
         finally:
-            for number in old:
-                signal.signal(number, signal.SIG_IGN)
-            self._stop(signal.SIGKILL)
             self._errors.close(failed=code == 1)
-            for number, handler in old.items():
-                signal.signal(number, handler)
         if code == 1 and (first := error_files.find_first(self._errors.path(one.name) for one in self.workers)):
             self.say(f"First failure: {first}")
         return code
 
     def _run(self) -> int:
+        old = {number: signal.signal(number, _interrupt) for number in SIGNALS}
         try:
             while True:
                 for worker in self.workers:
@@ -163,6 +158,12 @@ class Launcher:
             with suppress(_Interrupted):
                 self._stop(signal.SIGTERM)
             return int(128 + number)
+        finally:
+            for number in old:
+                signal.signal(number, signal.SIG_IGN)
+            self._stop(signal.SIGKILL)
+            for number, handler in old.items():
+                signal.signal(number, handler)
         codes = [worker.code for worker in self.workers]
         if stopped := [code for code in codes if code in STOPPED]:
             return stopped[0] or 0

@@ -47,7 +47,7 @@ class ErrorRecorder:
     """A hook for uncaught errors that writes them to this process's error file, and then calls the hook before it."""
 
     def __init__(self) -> None:
-        self.before = sys.excepthook
+        self.before, self.node = sys.excepthook, int(os.environ.get("RANK", "0"))
 
     @classmethod
     def install(cls) -> None:
@@ -60,9 +60,8 @@ class ErrorRecorder:
         if path is not None and issubclass(kind, Exception) and not issubclass(kind, TrainingFinishedError):
             optimizer = None if _optimizer is None else _optimizer()
             frames = "".join(traceback.format_exception(kind, error, trace))
-            node = int(os.environ.get("RANK", "0"))
             step = None if optimizer is None else optimizer.steps
-            error_files.write(path, f"{kind.__name__}: {error}", frames, node=node, step=step)
+            error_files.write(path, f"{kind.__name__}: {error}", frames, node=self.node, step=step)
         self.before(kind, error, trace)
 
 
