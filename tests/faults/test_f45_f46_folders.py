@@ -10,7 +10,7 @@ from study_runs import QUICK, run_in_background, wait_for
 from table import long
 from test_f13_full_disk import disk, small  # noqa: F401  (a fixture)
 
-LONGER = ["--set", "steps=4000", "--set", "every=100"]
+LONGER = ["--set", "steps=8000", "--set", "every=100"]
 
 
 def perron(*words, umask=-1, before=()):
@@ -32,7 +32,7 @@ def test_f45_readers_of_a_running_study(tmp_path, row, trials):
     commands = [
         ("report", out, "--out", tmp_path / "page.html"),
         ("study", "show", out),
-        ("study", "run", file, "--out", out),
+        ("study", "run", file, "--out", out, *LONGER),
     ]
     while first.poll() is None and shown + refused < trials(3, 12):
         done = perron(*commands[(shown + refused) % 3])
