@@ -125,7 +125,7 @@ ROWS = {
     46: Fault("read-only folders, and umask 077", "a file system mounted read-only under results; a study and a training",
               "shown, or refused in one line; files are private and are read again"),
     47: Fault("out of memory", "a cgroup with less memory than the nodes need",
-              "the killed node is named; the others continue (elastic) or end; resumed with more memory"),
+              "the killed node is named; the others continue, and a restarted one joins"),
     48: Fault("a node dies while it joins or loads", "SIGKILL in `join`, before and in the reading of a checkpoint",
               "restarted, or the others end and say so; the checkpoint is used"),
     49: Fault("many trainings in a row", "200 elastic trainings from one process, with a kill in each",
