@@ -1,11 +1,14 @@
 """A long time of faults: four nodes train on real data and are killed, stopped and started again, over and over.
 
-    .venv/bin/python benchmarks/soak.py [MINUTES] [--out docs/engine] [--seed 0]
+    .venv/bin/python benchmarks/soak.py [MINUTES] [--mode plain|elastic] [--out docs/engine] [--seed 0]
 
 Every 5 to 15 seconds, however far it has come, something happens to a training with checkpoints: one of the launcher's processes
-is killed, mostly a node; or it is stopped, for less than the timeout or for more; or the launcher itself is killed, and started
-anew. At the end it is trained again without any fault, and the final states of all nodes are compared bit for bit. Prints a
-table, and writes soak.json and soak.md. Code 1 if it fell short.
+is killed, mostly a node; or it is stopped, for less than the timeout or for more; several nodes are stopped together; the
+launcher, and with it the store, is stopped for seconds, or killed and started anew (plain only). When the last steps have
+begun, a node is killed once more. A plain training is then repeated without any fault, and the final states of all nodes are
+compared bit for bit; in an elastic one all nodes have to end with the same averaged model, bit for bit. Goodput is the time that
+the steps would have taken at their median pace, over the time that passed. Without --mode, both are done, for so many minutes
+each. Prints a table for each, and writes soak.json and soak.md. Code 1 if one fell short.
 """
 
 from __future__ import annotations
@@ -24,6 +27,7 @@ import time
 from collections import Counter
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -36,14 +40,18 @@ NODES, BATCH, EVERY = 4, 32, 25  # EVERY: steps between checkpoints
 TIMEOUT = 4.0  # seconds after which a silent neighbour is given up
 PAUSE, HANG = 0.5 * TIMEOUT, 2 * TIMEOUT
 BETWEEN = (5.0, 15.0)  # seconds between faults
-KINDS = {"kill": 4, "pause": 2, "hang": 2, "launcher": 2}  # how often, relatively
+STALL = (3.0, 6.0)  # seconds for which a launcher is stopped
+KINDS = {  # how often, relatively
+    "plain": {"kill": 4, "pause": 2, "pauses": 1, "hang": 2, "launcher": 2, "stall": 1},
+    "elastic": {"kill": 4, "pause": 2, "pauses": 1, "hang": 1, "stall": 2},
+}
 SLEEP = 0.02  # seconds that a step takes at least, under faults: there is time for them
 AGE = 2.0  # seconds after its first step at which the memory and files of a process are looked at
 HOST = 30.0  # seconds that a launcher must have lived for, to be asked whether its memory grows
 GROWTHS = ("memory growth", "memory growth of launchers", "memory growth of the calm one")
 LEAD = 400  # steps from the end of the faults to the end of the training
 LONG = 29.0  # minutes of a soak that counts
-BARS = {"faults": 100, "memory": 0.05, "gap": 60.0}
+BARS = {"faults": 100, "memory": 0.05, "gap": 60.0, "goodput": 0.9}  # goodput of elastic training only
 ENGINE = [
     "_storage/atomic",
     "_storage/lockfile",
@@ -53,6 +61,12 @@ ENGINE = [
     "distributed/checkpoint_inventory",
     "distributed/checkpoint_record",
     "distributed/consistency",
+    "distributed/elastic/generation",
+    "distributed/elastic/heartbeat",
+    "distributed/elastic/membership",
+    "distributed/elastic/protocol",
+    "distributed/elastic/recovery",
+    "distributed/elastic/rendezvous",
     "distributed/exchange",
     "distributed/finite",
     "distributed/flat_parameters",
@@ -75,7 +89,7 @@ def version() -> str:
 
     source = Path(perron.__file__).parent
     parts = [part for name in ENGINE for part in _program(source / f"{name}.py")]
-    settings = (NODES, BATCH, EVERY, TIMEOUT, PAUSE, HANG, BETWEEN, KINDS, SLEEP)
+    settings = (NODES, BATCH, EVERY, TIMEOUT, PAUSE, HANG, STALL, BETWEEN, KINDS, SLEEP)
     parts += [
         part for part in _program(HERE) if part.startswith(("FunctionDef(name='worker'", "FunctionDef(name='fault'"))
     ]
@@ -107,6 +121,7 @@ def worker(folder: Path, sleep: float) -> None:
 
     torch.set_num_threads(1)
     rank, size = perron.init()
+    elastic = os.environ["PERRON_ELASTIC"] == "1"
     data = perron.data.load("digits")
     images, labels = data.images[rank::size].flatten(1) / 255.0, data.labels[rank::size].long()
     torch.manual_seed(0)
@@ -126,9 +141,12 @@ def worker(folder: Path, sleep: float) -> None:
             checkpoint.save(folder / "saved", optimizer)
             _write(folder / f"step-{rank}", str(optimizer.steps))
             goal = int(last.read_text()) if last.exists() else None
-    optimizer.close()
     state = [*optimizer.algorithm_state, *model.state_dict().values()]
+    if elastic:
+        with optimizer.averaged_model():
+            state = [value.clone() for value in model.state_dict().values()]
     _write(folder / f"end-{rank}", f"{optimizer.steps} {saved.digest(state)}")
+    optimizer.close()
     perron.shutdown()
 
 
@@ -155,11 +173,13 @@ class Training:
 
     folder: Path
     sleep: float
+    mode: str = "plain"
     began: float = field(default_factory=time.monotonic)
     starts: int = 0
     step: int = 0
     moved: float = field(default_factory=time.monotonic)  # when it came further than ever
     gap: float = 0.0
+    paces: list[float] = field(default_factory=list)  # seconds from one checkpoint to the next
     looks: dict[int, Look] = field(default_factory=dict)  # by process
     long: dict[int, list[int]] = field(default_factory=dict)  # memory of each process as it goes
     hosts: dict[int, list[Look]] = field(default_factory=dict)  # of launchers, which live longer than nodes
@@ -169,6 +189,7 @@ class Training:
     def start(self) -> None:
         """Start the launcher."""
         command = [sys.executable, "-m", "perron", "launch", "--nodes", str(NODES), "--restarts", "100000"]
+        command += ["--elastic"] * (self.mode == "elastic")
         with (self.folder / "log").open("a") as log:
             words = [str(HERE), "worker", str(self.folder), str(self.sleep)]
             self.launcher = subprocess.Popen([*command, *words], stderr=log, stdout=log)
@@ -197,6 +218,8 @@ class Training:
         for path in self.folder.glob("step-*"):
             if path.suffix != ".part" and (step := int(path.read_text() or 0)) > self.step:
                 self.gap = max(self.gap, now - self.moved) if self.step else self.gap
+                if self.step and step == self.step + EVERY:
+                    self.paces.append(now - self.moved)
                 self.step, self.moved = step, now
         nodes = self.nodes()
         if nodes and self.launcher is not None:
@@ -229,8 +252,9 @@ class Training:
                 self.launcher.wait(30)
 
     def ends(self) -> list[str]:
-        """The final states' names, by node."""
-        return [(self.folder / f"end-{rank}").read_text() for rank in range(NODES)]
+        """The final states' names, by node. An elastic node that was killed at the very end has none."""
+        paths = [self.folder / f"end-{rank}" for rank in range(NODES)]
+        return [path.read_text() for path in paths if path.exists() or self.mode == "plain"]
 
 
 def fault(training: Training, kind: str, dice: random.Random) -> bool:
@@ -245,39 +269,48 @@ def fault(training: Training, kind: str, dice: random.Random) -> bool:
         training.launcher.kill()
         training.launcher.wait()
         return True
-    one = dice.choice(sorted(nodes, key=lambda node: node.pid))
+    nodes = sorted(nodes, key=lambda node: node.pid)
+    chosen = dice.sample(nodes, min(len(nodes), dice.randint(2, NODES))) if kind == "pauses" else [dice.choice(nodes)]
+    seconds = {"kill": 0.0, "hang": HANG, "stall": dice.uniform(*STALL)}.get(kind, PAUSE)
     try:
-        one.send_signal(signal.SIGKILL if kind == "kill" else signal.SIGSTOP)
+        chosen = [psutil.Process(training.launcher.pid)] if kind == "stall" else chosen
+        for one in chosen:
+            one.send_signal(signal.SIGKILL if kind == "kill" else signal.SIGSTOP)
     except psutil.Error:  # it was about to end
         return False
-    if kind != "kill":
-        training.run(PAUSE if kind == "pause" else HANG)
-        with suppress(psutil.Error):  # its launcher may have ended it meanwhile
-            one.send_signal(signal.SIGCONT)
+    finally:
+        training.run(seconds)
+        for one in chosen:
+            with suppress(psutil.Error):  # its launcher may have ended it meanwhile
+                one.send_signal(signal.SIGCONT)
     return True
 
 
-def soaked(folder: Path, minutes: float, seed: int, say: Any) -> dict[str, Any]:
+def soaked(folder: Path, minutes: float, seed: int, say: Any, mode: str = "plain") -> dict[str, Any]:
     """Train under faults, and without; what was seen."""
+    kinds = KINDS[mode]
     dice, done = random.Random(seed), Counter[str]()  # noqa: S311 - reproducible, not secret
     for name in ("faults", "calm"):
         (folder / name).mkdir()
-    training = Training(folder / "faults", SLEEP)
+    training = Training(folder / "faults", SLEEP, mode)
     try:
         training.ended()
         while time.monotonic() - training.began < 60 * minutes:
             training.run(dice.uniform(*BETWEEN))
-            kind = dice.choices(list(KINDS), list(KINDS.values()))[0]
+            kind = dice.choices(list(kinds), list(kinds.values()))[0]
             if fault(training, kind, dice):
                 done[kind] += 1
                 say(f"{time.monotonic() - training.began:5.0f} s: {kind}; step {training.step}")
+        seconds, steps = time.monotonic() - training.began, training.step
         goal = -(-(training.step + LEAD) // EVERY) * EVERY
         _write(training.folder / "last", str(goal))
+        while training.step < goal and time.monotonic() - training.began < seconds + 300 and not training.run(0.05):
+            pass
+        done["end"] += fault(training, "kill", dice)
         if not training.run(300):
             raise SystemExit(f"The training did not end:\n{(training.folder / 'log').read_text()[-3000:]}")
     finally:
         training.stop()
-    seconds = time.monotonic() - training.began
     say(f"{sum(done.values())} faults; now {goal} steps without")
     calm = Training(folder / "calm", 0.0)
     _write(calm.folder / "last", str(goal))
@@ -286,11 +319,15 @@ def soaked(folder: Path, minutes: float, seed: int, say: Any) -> dict[str, Any]:
             raise SystemExit(f"The calm training did not end:\n{(calm.folder / 'log').read_text()[-3000:]}")
     finally:
         calm.stop()
-    return figures(training, calm, done, seconds)
+    found = figures(training, calm, done, seconds)
+    return found | {"goodput": round(statistics.median(training.paces) / EVERY * steps / seconds, 3)}
 
 
 def figures(training: Training, calm: Training, done: Counter[str], seconds: float) -> dict[str, Any]:
     """The numbers of the table."""
+    same = training.ends() == calm.ends()
+    if training.mode == "elastic":  # the members were others in between: the same model on all nodes
+        same = len(set(training.ends())) == 1 and len(training.ends()) >= NODES - 1
     looks = sorted(training.looks.values(), key=lambda look: look.at)
     few = max(NODES, len(looks) // 10)
     first, last = looks[:few], looks[-few:]
@@ -303,12 +340,13 @@ def figures(training: Training, calm: Training, done: Counter[str], seconds: flo
     hosts = [looks for looks in training.hosts.values() if looks[-1].at - looks[0].at > HOST]
     return {
         "version": version(),
+        "mode": training.mode,
         "minutes": round(seconds / 60, 1),
         "faults": dict(done),
         "launchers": training.starts,
         "processes": len(training.since),
         "steps": training.ends()[0].split()[0],
-        "same bits": training.ends() == calm.ends(),
+        "same bits": same,
         "states": sorted(set(training.ends())),
         "memory at the same age": [round(one / 1e6, 1) for one in memory],
         "memory growth": round(memory[1] / memory[0] - 1, 4),
@@ -333,6 +371,7 @@ def shortfalls(found: dict[str, Any]) -> list[str]:
         f"launchers have {found['open files of launchers']} files more": found["open files of launchers"] <= 0,
         f"open files: {files[0]} to {files[1]}": max(files[1]) <= max(files[0]),
         f"a gap of {found['gap']} s": found["gap"] <= BARS["gap"],
+        f"goodput {found['goodput']}": found["mode"] == "plain" or found["goodput"] >= BARS["goodput"],
     }
     return [what for what, good in checks.items() if not good]
 
@@ -340,60 +379,73 @@ def shortfalls(found: dict[str, Any]) -> list[str]:
 def told(found: dict[str, Any]) -> str:
     """The figures in a sentence."""
     kinds = ", ".join(f"{many} {kind}" for kind, many in sorted(found["faults"].items()))
-    bits = "the same bits as undisturbed" if found["same bits"] else "OTHER BITS than undisturbed"
+    other = "undisturbed" if found["mode"] == "plain" else "on the other nodes"
+    bits = f"the same bits as {other}" if found["same bits"] else f"OTHER BITS than {other}"
     return (
         f"{sum(found['faults'].values())} faults in {found['minutes']} minutes ({kinds}), {found['steps']} steps, {bits}; "
         f"memory {found['memory growth']:+.1%} at the same age (launchers {found['memory growth of launchers']:+.1%}), open "
         f"files {found['open files'][0]} to {found['open files'][1]}, "
         f"longest time without progress {found['gap']} s"
+        + (f", goodput {found['goodput']:.1%}" if found["goodput"] else "")
     )
 
 
-VERDICT = (
-    "That meets all bars: {faults} faults or more in half an hour, the same bits, memory that grows by less than {memory:.0%}, "
-    "as many open files in the end, and no more than {gap:g} s without progress."
-)
 PAGE = """# A long time of faults
 
-Written by `scripts/soak`. Four nodes train on the bundled digits with checkpoints every {every} steps, started by `perron launch
---restarts`. Every 5 to 15 seconds, however far they have come, one of its processes (the nodes, and the one from which they
-are forked) is killed (kill), stopped for less than the timeout of {timeout:g} s (pause) or for more (hang), or the launcher is
-killed and restarted (launcher).
+Written by `scripts/soak`, which takes an hour. Four nodes train on the bundled digits with checkpoints every {every} steps, under
+`perron launch --restarts`, and then the same with `--elastic`. Every 5 to 15 seconds, however far they have come, one of the
+processes (the nodes, and the one from which they are forked) is killed (kill) or stopped, for less than the timeout of
+{timeout:g} s (pause) or for more (hang); several are stopped together (pauses); or the launcher, which has the store, is stopped
+(stall) or, without `--elastic`, killed and restarted (launcher). In the last steps a node is killed once more (end).
 
-{told}. {verdict}
+The bars: {faults} faults or more in half an hour; the same bits, plain as without faults, elastic on all nodes; memory that grows
+by less than {memory:.0%}; as many open files in the end; no more than {gap:g} s without progress; goodput of {goodput:.0%}, if
+elastic. Goodput is the time that the steps would have taken at their median pace, over the time that passed. Each fault costs
+a plain training the restart of all nodes and the steps since the last checkpoint, so that its goodput says how often there was
+a fault.
 
-| | |
-|---|---|
-{rows}
+{parts}
 """
 
 
+def part(found: dict[str, Any]) -> str:
+    """A section of the page."""
+    short = shortfalls(found)
+    verdict = f"**It falls short:** {'; '.join(short)}." if short else "That meets all bars."
+    if found["minutes"] < LONG:
+        verdict += f" **Too short to count:** less than {LONG:g} minutes."
+    rows = "\n".join(f"| {name} | {value} |" for name, value in found.items())
+    return f"## {found['mode'].capitalize()}\n\n{told(found)}. {verdict}\n\n| | |\n|---|---|\n{rows}"
+
+
 def main() -> None:
-    """Soak, print the table, and write the files."""
+    """Soak, print the tables, and write the files."""
     if sys.argv[1:2] == ["worker"]:
         worker(Path(sys.argv[2]), float(sys.argv[3]))
         return
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("minutes", type=float, nargs="?", default=30.0)
+    parser.add_argument("--mode", choices=list(KINDS), help="one of them only")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, help="where to write soak.json and soak.md")
     options = parser.parse_args()
-    console = Console()
-    with tempfile.TemporaryDirectory() as place:
-        found = soaked(Path(place), options.minutes, options.seed, lambda line: console.print(line, style="dim"))
-    table = Table("", "", title="soak")
-    for name, value in found.items():
-        table.add_row(name, str(value))
-    console.print(table)
-    if options.out:
-        rows = "\n".join(f"| {name} | {value} |" for name, value in found.items())
-        short = shortfalls(found)
-        verdict = f"**It falls short:** {'; '.join(short)}." if short else VERDICT.format(**BARS)
-        verdict = verdict if found["minutes"] >= LONG else f"**Too short to tell:** less than {LONG:g} minutes."
-        page = PAGE.format(every=EVERY, timeout=TIMEOUT, told=told(found), verdict=verdict, rows=rows)
-        (options.out / "soak.json").write_text(json.dumps(found, indent=1) + "\n")
-        (options.out / "soak.md").write_text(page)
-    if short := shortfalls(found):
+    console, short = Console(), []
+    stored = options.out / "soak.json" if options.out else None
+    found = json.loads(stored.read_text()) if stored and stored.exists() else {}
+    for mode in [options.mode] if options.mode else KINDS:
+        with tempfile.TemporaryDirectory() as place:
+            say = partial(console.print, style="dim")
+            found[mode] = soaked(Path(place), options.minutes, options.seed, say, mode)
+        table = Table("", "", title=mode)
+        for name, value in found[mode].items():
+            table.add_row(name, str(value))
+        console.print(table)
+        short += [f"{mode}: {what}" for what in shortfalls(found[mode])]
+    if stored:
+        parts = "\n\n".join(part(found[mode]) for mode in KINDS if mode in found)
+        stored.write_text(json.dumps(found, indent=1) + "\n")
+        (options.out / "soak.md").write_text(PAGE.format(every=EVERY, timeout=TIMEOUT, parts=parts, **BARS))
+    if short:
         sys.exit(f"It fell short: {'; '.join(short)}.")
 
 

@@ -19,8 +19,10 @@ PARTS = 4
 def explore(seed):
     """Run one schedule; its invariants are asserted on the way. Return whether the training had to finish, and whether it did."""
     rng = random.Random(seed)
-    world = World(seed, size=rng.randint(2, 6), restarts=rng.choice([0, 1, 2, 5, 20]))
-    world.run(faults=rng.choice([1, 2, 4, 8]), duration=rng.choice([3, 8, 20, 40]))
+    size, restarts = rng.randint(2, 6), rng.choice([0, 1, 2, 5, 20])
+    faults, duration = rng.choice([1, 2, 4, 8]), rng.choice([3, 8, 20, 40])
+    world = World(seed, size, restarts, min_nodes=rng.choice([1, 1, rng.randint(1, size)]))
+    world.run(faults, duration)
     finished = any(one.outcome == FINISHED for one in world.processes)
     assert finished or not world.expected, (
         "more than half had the model and could exchange messages, and nobody finished"
@@ -56,10 +58,15 @@ def newcomers_vote(view):
     return outcome._replace(absent=()) if isinstance(outcome, Decision) else outcome
 
 
+def without_a_floor(view):
+    return decide(view._replace(min_nodes=1))
+
+
 MUTANTS = {
     "a model may be discarded": ("decide", without_rule_3),
     "silent processes count as dead": ("decide", silent_is_dead),
     "newcomers vote for others": ("decide", newcomers_vote),
+    "fewer than min_nodes continue": ("decide", without_a_floor),
     "a finished training may start again": ("refuse_finished", lambda _store, _node: None),
 }
 
@@ -150,6 +157,30 @@ def test_newcomers_alone_start_again_only_if_all_others_are_dead():
     newcomers, dead = ["0.2", "1.2", "2.2"], {"0.1": DEAD, "1.1": DEAD, "2.1": DEAD}
     assert "these may have it: 3.1 (silent)" in decide(view(registered=newcomers, status=dead | {"3.1": SILENT}))
     assert members_of(decide(view(registered=newcomers, status=dead | {"3.1": DEAD}))) == newcomers
+
+
+def test_fewer_than_min_nodes_save_and_end():
+    lost = {"2.1": DEAD, "3.1": DEAD}
+    few = view(registered=["0.1", "1.1", "2.1"], status={"3.1": DEAD}, min_nodes=4)
+    assert members_of(decide(few)) == ["0.1", "1.1", "2.1"]
+    assert decide(few).stops == "3 of 4 nodes are left (lost: node 3 (dead)), fewer than min_nodes = 4"
+    assert decide(few._replace(min_nodes=3)).stops == ""
+    assert decide(few._replace(finished=True)).stops == ""
+    patient = few._replace(patient=True)
+    assert decide(patient) == "Node 3 did not register, and min_nodes is 4"
+    assert decide(patient._replace(given_up=frozenset([3]))).stops  # at once
+    back = view(registered=["0.1", "1.1", "2.1", "3.2"], status={"3.1": DEAD}, min_nodes=4, patient=True)
+    assert members_of(decide(back)) == ["0.1", "1.1", "2.1", "3.2"]
+    assert decide(back).stops == ""
+    assert Decision.from_json(decide(few).to_json()) == decide(few)
+    assert "Quorum lost" in decide(view(registered=["0.1", "1.1"], status=lost, min_nodes=1))  # in any case
+
+
+def test_newcomers_are_members_at_once_where_they_are_needed_for_min_nodes():
+    registered = [("0.1", "average"), ("1.1", "step"), "2.2"]
+    found = decide(view(3, registered=registered, status={"2.1": DEAD}, min_nodes=3))
+    assert members_of(found) == ["0.1", "1.1", "2.2"]
+    assert found.stops == ""
 
 
 def test_newcomers_wait_while_members_average():

@@ -7,7 +7,7 @@ Each row is tested by functions named ``test_f09_...`` in this directory, marked
         row.measured("refused 24 of 24, fell back 24 of 24", trials=24)
 
 `scripts/faults` runs all of them and writes docs/engine/faults.md; CI runs those of `QUICK` with few trials. What was measured is
-in results/faults.jsonl, so that single rows can be measured again, as by `scripts/faults -k f09`.
+kept in docs/engine/faults.jsonl with its date, so that single rows can be measured again, as by `scripts/faults -k f09`.
 """
 
 import json
@@ -18,11 +18,14 @@ from datetime import date
 from pathlib import Path
 from typing import NamedTuple
 
+import pytest
+
 FULL = os.environ.get("PERRON_FAULTS") == "full"
 RECORDS = os.environ.get("PERRON_FAULTS_RECORDS")  # a file to which every test adds a line of JSON
 
 
 NOT_YET = "NOT MEASURED"
+long = pytest.mark.skipif(not FULL, reason="takes long: PERRON_FAULTS=full")
 
 
 class Fault(NamedTuple):
@@ -113,8 +116,24 @@ ROWS = {
               "nothing but text reaches the terminal; spreadsheets see text, numbers stay numbers"),
     42: Fault("foreign files and odd addresses", "`runs` is a link; foreign *.part files; ports of 99999; mirrors without https",
               "refused or left alone, in one line"),
+    43: Fault("fewer nodes are left than --min-nodes", "SIGKILL of one of 4, with and without restarts",
+              "saved and ended at once, unless a restarted node can be waited for; no step with fewer"),
+    44: Fault("which node failed first, and why?", "an exception on one node, SIGKILL; also under torchrun",
+              "the last line names node, step and error; a file with the traceback for each node"),
+    45: Fault("a study's folder is used while it runs", "`perron report`, `study show` and a second `study run`, again and again",
+              "each shows what is there, or says why not; the results are those of an undisturbed study"),
+    46: Fault("read-only folders, and umask 077", "a file system mounted read-only under results; a study and a training",
+              "shown, or refused in one line; files are private and are read again"),
+    47: Fault("out of memory", "a cgroup with less memory than the nodes need",
+              "the killed node is named; the others continue, and a restarted one joins"),
+    48: Fault("a node dies while it joins or loads", "SIGKILL in `join`, before and in the reading of a checkpoint",
+              "restarted, or the others end and say so; the checkpoint is used"),
+    49: Fault("many trainings in a row", "200 elastic trainings from one process, with a kill in each",
+              "no process, file, port or thread is left over"),
+    50: Fault("small files that become large", "gzipped networks of 32 MB in 40 kB; studies nested, long, of millions of runs",
+              "refused, with less than 100 MB more memory"),
 }  # fmt: skip
-QUICK = {1, 3, 4, 9, 10, 11, 15, 16, 17, 18, 19, 21, 22, 23, 24, 25, 29, 30, 31, 32, 34, 35, 37, 40, 41, 42}
+QUICK = {1, 3, 4, 9, 10, 11, 15, 16, 17, 18, 19, 21, 22, 23, 24, 25, *range(29, 33), 34, 35, 37, *range(40, 51)}
 
 
 class Row:
@@ -138,40 +157,46 @@ class Row:
 
 
 def newest(records: list[dict]) -> list[dict]:
-    """The last record of each test."""
-    return list({record["test"]: record for record in records}.values())
+    """The last record of each test. A record of a whole row, without a test, counts until one of its tests is measured."""
+    found = {(record["row"], record["test"]): record for record in records}
+    again = {row for row, test in found if test}
+    return [record for (row, test), record in found.items() if test or row not in again]
 
 
 def table(records: list[dict], *, all_rows: bool = True) -> str:
     """The table in Markdown; of rows that were measured, or of all."""
-    lines = ["| | fault | injection | trials | bar | measured | verdict |", "|---|---|---|--:|---|---|---|"]
+    lines = ["| | fault | injection | trials | bar | measured | verdict | on |", "|---|---|---|--:|---|---|---|---|"]
     for number, fault in ROWS.items():
         mine = [record for record in records if record["row"] == number]
         found = "; ".join(record["found"] for record in mine if record["found"]) or "-"
         trials = sum(record["trials"] for record in mine)
         verdicts = sorted({record["verdict"] for record in mine}) or [NOT_YET]
-        cells = [f"F{number}", fault.name, fault.injection, f"{trials:,}", fault.bar, found, "; ".join(verdicts)]
+        dates = " and ".join(sorted({record["on"] for record in mine}))
+        cells = [f"F{number}", fault.name, fault.injection, f"{trials:,}", fault.bar, found, "; ".join(verdicts), dates]
         if mine or all_rows:
             lines.append("| " + " | ".join(cell.replace("|", "\\|").replace("<", "&lt;") for cell in cells) + " |")
     return "\n".join(lines)
 
 
 def main(records: Path, page: Path) -> int:
-    """Print the table, and write the page if all rows were measured; 0 if all of them hold, or say why they cannot be done."""
+    """Write the page, and print what was measured today; 0 if all of it holds, or says why it cannot be done."""
     found = newest([json.loads(line) for line in records.read_text().splitlines()])
+    records.write_text(
+        "".join(json.dumps(record) + "\n" for record in sorted(found, key=lambda one: (one["row"], one["test"])))
+    )
     missing = [f"F{number}" for number in ROWS if number not in {record["row"] for record in found}]
-    dates = sorted({record["on"] for record in found})
+    machine = f"{os.cpu_count()} cores, {platform.system()}, Python {platform.python_version()}"
     heading = (
         "# Faults, and what was measured\n\n"
-        f"Written by `scripts/faults` on {' and '.join(dates)}, {os.cpu_count()} cores, {platform.system()}, Python "
-        f"{platform.python_version()}. Each row is a test in `tests/faults`; see also [failures](../howto/failures.md).\n\n"
+        f"Written by `scripts/faults`, on {machine}. Each row is a test in `tests/faults`, which CI runs with few trials or "
+        "not at all; see also [failures](../howto/failures.md). The last column is the day of the measurement.\n\n"
     )
-    sys.stdout.write(table(found, all_rows=False) + "\n")
     if missing:
-        sys.stdout.write(f"Not measured yet: {', '.join(missing)}. {page} is as it was; scripts/faults measures all.\n")
-    else:
-        page.write_text(heading + table(found) + "\n")
-    held = all(record["verdict"] == "holds" or record["verdict"].startswith("not done here") for record in found)
+        heading += f"Not measured by this script yet, although tested: {', '.join(missing)}.\n\n"
+    today = [record for record in found if record["on"] == str(date.today())]
+    sys.stdout.write(table(today, all_rows=False) + "\n")
+    page.write_text(heading + table(found) + "\n")
+    held = all(record["verdict"] == "holds" or record["verdict"].startswith("not done here") for record in today)
     return 0 if held else 1
 
 

@@ -16,7 +16,7 @@ SOURCE = Path(perron.__file__).parent
 # Where the time of day belongs: records for people, names of trainings, times of files.
 TELLERS = {
     "monitor/records.py", "monitor/status.py", "monitor/tensorboard.py", "distributed/collective.py", "studies/runner.py",
-    "_storage/lockfile.py", "studies/executors/slurm.py",
+    "_storage/lockfile.py", "studies/executors/slurm.py", "distributed/launch/error_files.py",
 }  # fmt: skip
 # Every process sees the time of day jump by an hour, back or forth, every two seconds; the monotonic clock is left alone.
 JUMPING = """
@@ -66,15 +66,38 @@ def test_f26_only_the_monotonic_clock_is_waited_by(row):
     row.measured(f"{many} modules measure time by the monotonic clock; {len(found)} tell the time of day", trials=1)
 
 
-def test_f26_the_clock_jumps(training, row, tmp_path):
+@pytest.fixture
+def jumping(tmp_path):
+    """A library with a clock that jumps, for LD_PRELOAD."""
     if shutil.which("gcc") is None:
         pytest.skip("no C compiler to make a jumping clock with")
     library, source = tmp_path / "jumping.so", tmp_path / "jumping.c"
     source.write_text(JUMPING)
     subprocess.run(["gcc", "-shared", "-fPIC", "-O1", "-o", library, source, "-ldl"], check=True)
+    return str(library)
+
+
+def test_f26_the_clock_jumps_in_an_elastic_training(elastic, jumping, row):
+    one = elastic(steps=500, pause=0.02, every=100)
+    one.start("--nodes", 3, "--restarts", 1, environment={"LD_PRELOAD": jumping})
+    one.further(100, "0.1", "1.1", "2.1")  # some jumps
+    one.process("1.1").kill()
+    one.further(100, "0.1", "1.2", "2.1")
+    codes, said = one.ended()
+    assert codes == [0], said
+    found = one.results()
+    assert {result["name"] for result in found.values()} == {"0.1", "1.2", "2.1"}
+    assert {result["step"] for result in found.values()} == {500}
+    lost = [change for change in found[0]["changes"] if "lost" in change]
+    assert len(lost) == 1, lost
+    assert "lost node 1 (killed by SIGKILL)" in lost[0]
+    row.measured("elastic: only the killed node is lost, and joins again", trials=1)
+
+
+def test_f26_the_clock_jumps(training, jumping, row):
     steps = 240
     one = training("--restarts", "2", steps=steps, pause=0.03, timeout=5.0)
-    one.environment["LD_PRELOAD"] = str(library)
+    one.environment["LD_PRELOAD"] = jumping
     one.start()
     for _ in range(2):  # what is saved after a jump back must count as newer than what was saved before
         one.further(25)

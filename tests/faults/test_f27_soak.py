@@ -19,7 +19,7 @@ def soak():
 
 def test_f27_kills_and_stops_for_half_an_hour(row, tmp_path):
     module = soak()
-    found = json.loads(STORED.read_text()) if STORED.exists() else {}
+    found = json.loads(STORED.read_text()).get("plain", {}) if STORED.exists() else {}
     stored = found.get("version") == module.version() and found["minutes"] >= module.LONG
     if not stored:
         found = module.soaked(tmp_path, 30.0, 0, lambda line: None)

@@ -129,7 +129,7 @@ class Process:
             me = Member(self.node, self.name, not self.lineage_known, phase, step)
             rendezvous = Rendezvous(
                 self.world.store, self.heartbeat, me, why, size=self.world.size, timeout=TIMEOUT,
-                probe=lambda names: self.world.probe(self, names), clock=self.world.clock,
+                probe=lambda names: self.world.probe(self, names), clock=self.world.clock, min_nodes=self.world.min_nodes,
             )  # fmt: skip
             decision = None
             while decision is None:
@@ -149,7 +149,17 @@ class Process:
             self.world.store.set("assembled", str(decision.number))
             self.model = self.world.model_of(decision, ranks, furthest)
             self.lineage_known = True
+            if decision.stops:
+                yield from self.stop(decision)
             return {(member.phase, member.step) for member in decision.members}
+
+    def stop(self, decision):
+        """Save with the others, and end the training for all."""
+        yield from self.barrier(("saved", decision.number))
+        yield from self.world.answer()
+        error = NetworkError(decision.stops)
+        self.world.store.compare_set("failure", "", f"{type(error).__name__}: {error}")
+        raise error
 
     def barrier(self, place):
         """Wait until all members of the generation are at this place; return whether they were within the timeout."""
@@ -165,8 +175,8 @@ class Process:
 class World:
     """Runs a training with faults, and checks the invariants on the way."""
 
-    def __init__(self, seed, size, restarts):
-        self.random, self.size, self.restarts = random.Random(seed), size, restarts
+    def __init__(self, seed, size, restarts, min_nodes=1):
+        self.random, self.size, self.restarts, self.min_nodes = random.Random(seed), size, restarts, min_nodes
         self.now, self.stalled, self.cut = 0.0, False, set()
         self.store, self.processes, self.log = Store(), [], []
         self.arrived = {}  # who has been at which place
@@ -218,6 +228,8 @@ class World:
         A process that was away may complete two steps in an old generation: their messages were on their way.
         """
         number, (lineage, step) = process.generation.number, process.model
+        assert len(process.generation.members) >= self.min_nodes or self.is_finished, "too few members make a step"
+        assert not self.store.check(["failure"]) or process.late < 2, "a step after the training has ended for all"
         if self.store.check([f"generation/{number + 1}/members"]):
             process.late += 1
             assert process.late <= 2, f"{process.name} steps in generation {number} although there is another"
@@ -254,7 +266,7 @@ class World:
                 self.store.compare_set("finished", "", f"node {process.node}")
                 continue
             self.store.set(f"heartbeat/{process.name}", "gone: killed")
-            if self.restarts and not self.store.check(["finished"]):
+            if self.restarts and not self.store.check(["finished"]) and not self.store.check(["failure"]):
                 self.restarts -= 1
                 self.start(process.node)
             else:
@@ -320,10 +332,11 @@ class World:
         return self
 
     def majority(self):
-        """Whether more than half of the last generation are alive and hold the model."""
+        """Whether more than half of the last generation are alive and hold the model, and enough of them are not paused."""
         with suppress(KeyError, NetworkError):
             number = int(self.store.get("latest"))
             names = Rendezvous._decision(self, number).names  # reads the store only
             holders = [one for one in self.live() if one.name in names and one.lineage_known]
-            return 2 * len(holders) > len(names)
+            awake = [one for one in holders if not one.paused]
+            return 2 * len(holders) > len(names) and (len(awake) >= self.min_nodes or self.min_nodes == 1)
         return False

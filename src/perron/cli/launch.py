@@ -25,6 +25,9 @@ def launch(
     ] = None,
     nodes: Annotated[int, option("--nodes -n", "N", "How many nodes to run on this machine.")] = 4,
     elastic: Annotated[bool, flag("--elastic", "Continue when nodes die, and let others join.")] = False,
+    min_nodes: Annotated[
+        int, option("--min-nodes", "N", "With --elastic: save and end if fewer than N nodes are left.")
+    ] = 1,
     restarts: Annotated[
         int, option("--restarts", "N", "How often to restart after a death: all nodes, with --elastic the dead one.")
     ] = 0,
@@ -35,6 +38,10 @@ def launch(
         str | None, option("--store", "HOST:PORT", "Address of the store, on the machine with node 0.")
     ] = None,
     grace: Annotated[float, option("--grace", "SECONDS", "Time for nodes to save and exit after a signal.")] = 30.0,
+    log_dir: Annotated[
+        Path | None,
+        option("--log-dir", "DIR", "Where failing nodes write their errors; a temporary folder if not given."),
+    ] = None,
     secret_file: Annotated[
         Path | None, option("--secret-file", "FILE", "A secret shared by all launchers (or PERRON_SECRET).")
     ] = None,
@@ -50,7 +57,7 @@ def launch(
 
     Runs the same scripts as torchrun; options of the script follow it. When a node dies, all end; with --restarts they are
     restarted and resume from the last checkpoint; with --elastic the others continue without it. After Ctrl-C, scripts with a
-    perron.Keeper save before they end.
+    perron.Keeper save before they end. After a failure, the last line names the first node to fail, and a file with its error.
 
     perron launch --nodes 4 examples/train_mnist.py
     perron launch --nodes 4 --restarts 3 examples/train_mnist.py
@@ -84,9 +91,11 @@ def launch(
             first=first,
             store=store,
             elastic=elastic,
+            min_nodes=min_nodes,
             restarts=restarts,
             secret=read_secret(secret_file),
             grace=grace,
+            log_dir=log_dir,
             say=lambda text: print_status(f"perron: {text}"),
             fork_server=fork_server,
         ).run()

@@ -86,7 +86,9 @@ class CheckpointManager:
         self.found: Checkpoint | None = checkpoint.load(folder, optimizer, fresh=fresh and not restarted, states=states)
         if optimizer.joined and states:
             log.warning("Node %d joined: its %s start from the beginning.", optimizer.node.name, listed(states))
-        self._saved = optimizer.steps  # nothing new to save yet
+        self._saved, self._notes = optimizer.steps, dict[str, Any]()  # nothing new to save yet
+        if optimizer._recovery is not None:
+            optimizer._recovery.save = self._save
         self._signal = 0
         self._lock = threading.Lock()
         self._published = ""  # the run in which the other nodes know this node's step
@@ -107,6 +109,7 @@ class CheckpointManager:
 
         ``notes`` are saved as well, see `perron.distributed.checkpoint.save`.
         """
+        self._notes = notes
         note_run(self.folder, self.optimizer)  # members may have changed
         if self.optimizer.gradients_received:  # in the middle of a step with several gradients
             return
@@ -118,8 +121,7 @@ class CheckpointManager:
             self._await_final_step()
         final = ending and self._final_step is not None and self.optimizer.steps >= self._final_step
         if final or (self.optimizer.steps % self.every == 0 and self.optimizer.steps > self._saved):
-            checkpoint.save(self.folder, self.optimizer, notes=notes, states=self.states, keep=self.keep)
-            self._saved = self.optimizer.steps
+            self._save()
         if final:
             self._exit()
 
@@ -136,6 +138,10 @@ class CheckpointManager:
             self._thread.join(TIMEOUT)
             for number, handler in self._handlers.items():
                 signal.signal(number, handler)
+
+    def _save(self) -> None:
+        checkpoint.save(self.folder, self.optimizer, notes=self._notes, states=self.states, keep=self.keep)
+        self._saved = self.optimizer.steps
 
     def _check_writable(self) -> None:
         """Refuse a folder before training rather than at the first checkpoint."""

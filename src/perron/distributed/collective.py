@@ -26,6 +26,7 @@ from perron.distributed.consistency import (
 )
 from perron.distributed.finite import is_finite
 from perron.distributed.inner import copy_memory
+from perron.distributed.launch.worker import follow
 from perron.distributed.node import DistributedNode
 from perron.distributed.process_group import START_TIMEOUT, Peers
 from perron.distributed.receive_ahead import agree_on_counts, count_of
@@ -69,6 +70,7 @@ def assemble(
     if sources and hasattr(optimizer, "node"):
         node.posted_bytes = optimizer.node.posted_bytes
     optimizer.node = node
+    follow(optimizer)
     facts = {"the algorithm": algorithm.description, "the network": f"{mixing!r} {mixing.fingerprint}"}
     facts |= flat.facts(optimizer.param_groups, began=bool(sources))
     limit = optimizer.timeout if sources else START_TIMEOUT

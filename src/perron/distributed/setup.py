@@ -14,7 +14,7 @@ from torch.distributed.distributed_c10d import PrefixStore  # dist exports it, b
 
 from perron.distributed.consistency import refuse_differences, versions
 from perron.distributed.elastic.membership import Membership, connect
-from perron.distributed.launch.worker import exit_with_launcher
+from perron.distributed.launch.worker import ErrorRecorder, exit_with_launcher
 from perron.distributed.process_group import (
     DRAIN_SECONDS,
     START_TIMEOUT,
@@ -37,6 +37,7 @@ def init(
     backend: str | None = None,
     timeout: float = START_TIMEOUT,
     elastic: bool | None = None,
+    min_nodes: int | None = None,
     isolate: bool = False,
 ) -> tuple[int, int]:
     """Join the process group that the launcher (torchrun or perron launch) describes; return rank and initial size.
@@ -48,11 +49,13 @@ def init(
         timeout: seconds to wait for the other processes.
         elastic: whether to continue when processes are lost, and to let others join (gloo only); by default as the option
             of `perron launch`.
+        min_nodes: of an elastic training: with fewer members it saves and ends (more than half are required in any case); by
+            default as the option of `perron launch`, or 1. The same on all nodes.
         isolate: whether to hide the other processes from libraries such as transformers, Accelerate and Lightning: the launcher's
             variables are removed from the environment, and torch.distributed has no default group. Every node is then a
             training of its own to them, with its own data and checkpoints, and `Decentralized` is the only link between nodes.
     """
-    rank_and_size = _join(backend, timeout, elastic)
+    rank_and_size = _join(backend, timeout, elastic, min_nodes)
     if isolate:
         hide_world()
         for name in LAUNCH_VARIABLES:
@@ -60,7 +63,7 @@ def init(
     return rank_and_size
 
 
-def _join(backend: str | None, timeout: float, elastic: bool | None) -> tuple[int, int]:
+def _join(backend: str | None, timeout: float, elastic: bool | None, min_nodes: int | None) -> tuple[int, int]:
     global _membership  # noqa: PLW0603 - one for each process, like the default group of torch.distributed
     if not dist.is_available():
         raise PerronError("This build of PyTorch has no torch.distributed.")
@@ -76,11 +79,14 @@ def _join(backend: str | None, timeout: float, elastic: bool | None) -> tuple[in
         )
     check_timeout(timeout)
     exit_with_launcher()
+    ErrorRecorder.install()
     if elastic or (elastic is None and os.environ.get("PERRON_ELASTIC") == "1"):
         if backend not in (None, "gloo"):
             raise PerronError(f"Elastic membership works on gloo; got backend {backend!r}.")
-        _membership = connect()
+        _membership = connect(min_nodes=min_nodes)
         return _membership.node, _membership.size
+    if min_nodes is not None:
+        raise PerronError(f"min_nodes is for elastic training: pass elastic=True, too; got min_nodes={min_nodes}.")
     gpus = torch.cuda.is_available() and torch.cuda.device_count() >= int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     if gpus:
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))

@@ -15,6 +15,7 @@ from perron.algorithms.base import advance
 from perron.algorithms.codecs import wire_sizes
 from perron.algorithms.node import Node
 from perron.algorithms.quantized import quantized
+from perron.algorithms.states import saved_fields
 from perron.algorithms.unreliable import Unreliable
 from perron.algorithms.wrappers import Counting, Repeated
 from perron.errors import PerronError
@@ -208,13 +209,13 @@ class Running:
         self.traffic = (
             converted_traffic(facts["counts"], self.simulation.mixing) if older else Traffic(**facts["traffic"])
         )
+        saved = saved_fields(self.state, tensorfile.part(tensors, "state."))
         if self.blockwise is None:
             # Copies: what was read is a view of the file, which may change.
-            values = (tensors[f"state.{name}"].to(self.simulation.device).clone() for name in self.state._fields)
-            self.state = type(self.state)(*values)
+            self.state = type(self.state)(*(value.to(self.simulation.device).clone() for value in saved.values()))
         else:  # in place, so that there is no second state
             for name, value in self.state._asdict().items():
-                value.copy_(tensors[f"state.{name}"])
+                value.copy_(saved[name])
         self.problem.recall(tensorfile.part(tensors, "memory."))
         if self.unreliable is not None:
             in_transit = tensorfile.part(tensors, "links.")

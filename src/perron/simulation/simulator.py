@@ -13,21 +13,10 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-<<<<<<< HEAD
 from perron._threads import single_threaded
 from perron.algorithms.base import Algorithm
 from perron.algorithms.codecs import Wire, codec_of
 from perron.algorithms.unreliable import LinkFaults
-=======
-from perron._storage import tensorfile
-from perron.algorithms.base import Algorithm, advance
-from perron.algorithms.codecs import Wire, codec_of, wire_sizes
-from perron.algorithms.node import Node
-from perron.algorithms.quantized import quantized
-from perron.algorithms.states import saved_fields
-from perron.algorithms.unreliable import LinkFaults, Unreliable
-from perron.algorithms.wrappers import Counting, Repeated
->>>>>>> speed-science
 from perron.clock import Clock
 from perron.errors import PerronError
 from perron.monitor.progress import Bar, OnProgress
@@ -199,128 +188,6 @@ class Simulation:
             ) from None
 
 
-<<<<<<< HEAD
-=======
-class Running:
-    """A simulation in progress.
-
-    Args:
-        simulation: what is run.
-        keep_previous: whether snapshots need the state before the step; block by block, that costs a copy.
-    """
-
-    def __init__(self, simulation: Simulation, *, keep_previous: bool = False) -> None:
-        one, dtype, device = simulation, simulation.precision, simulation.device
-        self.simulation, self.keep_previous = one, keep_previous
-        self.problem = one.problem.to(dtype=dtype, device=device)
-        counts = one.problem.sample_counts
-        self.inner = SimulatedNode(
-            one.mixing, trials=one.numbers, seed=one.seed, dtype=dtype, device=device, samples=counts
-        )
-        random = Keyed(one.seed, trials=one.numbers, nodes=self.inner.nodes, stream=NOISE, device=device)
-        self.step, self.oracle = 0, Oracle(self.problem, random)
-        self.lr: float | Tensor = 0.0
-        self.previous: Any = None
-        self.unreliable = Unreliable(self.inner, one.links) if one.links else None
-        self.node: Node = self.unreliable or self.inner
-        self.algorithm = quantized(one.algorithm, one.wire, one.mixing)
-        self.traffic = Traffic()
-        self._per_step: Traffic | None = None
-        first = one.first()
-        large = first.numel() * first.element_size() > _blockwise.LARGE and not one.algorithm.about.samples
-        self.blockwise = self._blockwise(first) if large else None
-        self.state = self.blockwise.state if self.blockwise else self.algorithm.init(first, self.node)
-        sizes: Any = wire_sizes(one.wire, one.problem.dim, dtype.itemsize)._asdict()
-        draws: Any = {"rounds": one.rounds, "seed": one.seed, "trials": one.numbers}
-        self.timer = None if one.clock is None else one.clock.start(one.algorithm, one.mixing, **sizes, **draws)
-
-    def _blockwise(self, first: Tensor) -> Blockwise:
-        width = first.shape[-1]
-        # Losses and rounding act on whole vectors, and so may the algorithm.
-        if (
-            self.node is self.inner
-            and self.algorithm is self.simulation.algorithm
-            and self.simulation.rounds == 1
-            and separable(self.simulation.algorithm, first, self.inner)
-        ):
-            width = blocks(first)[0].stop
-        return Blockwise(self.algorithm, first, self.node, width)
-
-    def advance(self) -> None:
-        """Do one step."""
-        self.inner.step, self.lr = self.step, rate_at(self.simulation.rate, self.step)
-        oracle = self.oracle
-        oracle.grads = []
-        sent = self._per_step
-        counting = self._counting() if sent is None else None
-        node = counting or self.node
-        if self.simulation.rounds > 1:
-            node = Repeated(node, self.simulation.rounds)
-        if self.blockwise is None:
-            self.previous = self.state
-            self.state = advance(self.algorithm, self.state, node, self.lr, oracle.gradient, oracle.query)
-        else:
-            self.previous = type(self.state)(*(value.clone() for value in self.state)) if self.keep_previous else None
-            self.blockwise.advance(self.lr, oracle.gradient_into, node)
-            self.state = self.blockwise.state
-        if self.timer is not None:
-            self.timer.advance(self.step)
-        self.step += 1
-        if counting is not None:
-            sent = Traffic(*counting.counts)
-            constant = not self.simulation.mixing.varies and self.simulation.wire is None
-            self._per_step = sent if constant else None  # some exchanges of quantized messages are in full precision
-        if sent is not None:
-            self.traffic = Traffic(*map(add, self.traffic, sent))
-
-    def _counting(self) -> Counting:
-        """A node that counts what one step sends; over a network that does not vary, every step sends the same."""
-        block = (self.blockwise.blocks[0].stop, self.simulation.problem.dim) if self.blockwise else (0, 0)
-        return Counting(self.node, block=block, link_count=self.simulation.mixing.link_count)
-
-    def snapshot(self) -> Snapshot:
-        """Return everything that is known after the current step."""
-        one = self.simulation
-        before = self.previous if self.step else None
-        facts = (self.lr, self.traffic, self.problem, one.algorithm, one.network)
-        grads, count = self.oracle.grads, self.oracle.gradients
-        times = None if self.timer is None else self.timer.times.now
-        return Snapshot(self.step, self.state, before, grads, *facts, notes={}, gradients=count, times=times)
-
-    def saved(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """Return what is needed to resume, as tensors and numbers. Keyed random numbers have no state."""
-        tensors = {f"state.{name}": value for name, value in self.state._asdict().items()}
-        tensors |= {f"memory.{name}": value for name, value in self.problem.memory.items()}
-        in_transit = self.unreliable.state_dict() if self.unreliable else {}
-        tensors |= {f"links.{name}": value for name, value in in_transit.items()}
-        tensors |= {f"clock.{name}": value for name, value in (self.timer.saved() if self.timer else {}).items()}
-        counts = {"draws": self.oracle.draws, "evaluated": self.oracle.evaluated, "traffic": self.traffic._asdict()}
-        return tensors, {"step": self.step} | counts
-
-    def restore(self, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
-        """Resume from what was saved."""
-        self.step, self.oracle.draws = facts["step"], facts["draws"]
-        self.oracle.evaluated = facts.get("evaluated", 0)  # version 0.1 had no metric that needs it
-        older = "traffic" not in facts
-        self.traffic = (
-            converted_traffic(facts["counts"], self.simulation.mixing) if older else Traffic(**facts["traffic"])
-        )
-        saved = saved_fields(self.state, tensorfile.part(tensors, "state."))
-        if self.blockwise is None:
-            # Copies: what was read is a view of the file, which may change.
-            self.state = type(self.state)(*(value.to(self.simulation.device).clone() for value in saved.values()))
-        else:  # in place, so that there is no second state
-            for name, value in self.state._asdict().items():
-                value.copy_(saved[name])
-        self.problem.recall(tensorfile.part(tensors, "memory."))
-        if self.unreliable is not None:
-            in_transit = tensorfile.part(tensors, "links.")
-            self.unreliable.load_state_dict({name: v.to(self.simulation.device) for name, v in in_transit.items()})
-        if self.timer is not None:
-            self.timer.restore(tensorfile.part(tensors, "clock."))
-
-
->>>>>>> speed-science
 def simulate(
     problem: Problem,
     algorithm: Algorithm | str,

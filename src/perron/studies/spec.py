@@ -47,6 +47,7 @@ from perron.studies.run import PROBLEMS, Choice, Run, algorithm_of, split_sample
 from perron.studies.toml import INTERNAL, to_toml
 from perron.studies.tuning import Tune, place_of, varying_options, with_rate
 
+MAX_BYTES, MAX_RUNS = 2**20, 100_000  # of a study file, and of a study
 READING = "reading"  # context of the validation of a study that was run before
 SHARED = (  # keys that all runs of a study have in common
     "equal_effective_step", "steps", "horizon", "every", "trials", "metrics", "final_metrics", "precision", "device",
@@ -293,6 +294,10 @@ class Study(BaseModel):
                         **shared | instead.model_dump(include={"rounds", "wire"}, exclude_none=True),
                     )  # fmt: skip
                     found.append(run)
+                    if len(found) > MAX_RUNS:
+                        raise PerronError(
+                            f"{self.name}: a study has at most {MAX_RUNS:,} runs; this one has more. Shorten its lists."
+                        )
         return list({run.key: run for run in (with_rate(run, self.tuned, self.varying) for run in found)}.values())
 
     @property
@@ -351,11 +356,13 @@ class Study(BaseModel):
 def load(name_or_file: str | Path, changes: Mapping[str, Any] | None = None) -> Study:
     """Read a study that ships with perron, by name, or a file; ``changes`` sets keys, as ``{"problem.batch": 50}``."""
     path = find(name_or_file)
+    if path.stat().st_size > MAX_BYTES:
+        raise PerronError(f"{path} is not a study: it has more than {MAX_BYTES:,} bytes.")
     try:
         content = tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:
         raise PerronError(f"Cannot read the study {path}: {error}.") from None
-    except tomllib.TOMLDecodeError as error:
+    except (ValueError, RecursionError) as error:  # also numbers of too many digits, and tables nested too deeply
         raise PerronError(f"{path} is not a TOML file: {error}.") from None
     for key, value in (changes or {}).items():
         change(content, key, value)

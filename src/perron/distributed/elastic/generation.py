@@ -53,6 +53,7 @@ class Generation(Peers):
         members: in the order of their nodes.
         lost: for each node of generation k - 1 that is missing, why.
         broken: the pairs of ranks that cannot reach each other.
+        stops: why its members save and end without another step; mostly empty.
         ended: why it ended; empty until then.
         stepped: whether this process has made a step in it.
     """
@@ -63,7 +64,7 @@ class Generation(Peers):
         self.rank, self.size = decision.names.index(name), len(self.members)
         self.broken = {frozenset(decision.names.index(end) for end in pair) for pair in decision.broken}
         self._tree = Tree(self.post, self.rank, self.size, self.broken) if self.broken else None
-        self.ended, self.stepped = "", False
+        self.stops, self.ended, self.stepped = decision.stops, "", False
         self._changed = threading.Condition()
         self._jobs: SimpleQueue[_Job | None] = SimpleQueue()
         self.group: Any = None

@@ -25,12 +25,13 @@ from perron.distributed.elastic.rendezvous import (
     LONGEST_DELAY,
     POLL_INTERVAL,
     Rendezvous,
+    refuse_failed,
     refuse_finished,
 )
 from perron.distributed.launch.handshake import join, read_secret
 from perron.distributed.process_group import HEARTBEAT_TIMEOUT, TIMEOUT, check_timeout, first_line
 from perron.distributed.store import STORE_ERRORS, STORE_PREFIX, connect_store, enable_tcp_keepalive
-from perron.errors import DivergenceError, NetworkError, PerronError
+from perron.errors import NetworkError, PerronError
 
 
 class Membership:
@@ -42,10 +43,21 @@ class Membership:
         size: the number of nodes at the start.
         name: of this process; unique.
         timeout: seconds for a member that is alive to register, or to be reached.
+        min_nodes: the smallest number of members with which the training continues.
     """
 
-    def __init__(self, store: Any, node: int, size: int, *, name: str | None = None, timeout: float = TIMEOUT) -> None:
+    def __init__(
+        self,
+        store: Any,
+        node: int,
+        size: int,
+        *,
+        name: str | None = None,
+        timeout: float = TIMEOUT,
+        min_nodes: int = 1,
+    ) -> None:
         self.store, self.node, self.size, self.timeout = store, node, size, timeout
+        self.min_nodes = check_min_nodes(min_nodes, size)
         self.name = name or f"{node}.{token_hex(4)}"
         self.generation: Generation | None = None
         self._claimed = False
@@ -103,6 +115,7 @@ class Membership:
             timeout=self.timeout,
             probe=self._reachability.probe,
             delay=delay,
+            min_nodes=self.min_nodes,
         )
         while (decision := rendezvous.poll()) is None:
             if not self._heartbeat.is_alive():
@@ -128,13 +141,12 @@ class Membership:
     def fail(self, error: Exception) -> None:
         """End the training for all members."""
         with suppress(*STORE_ERRORS):
-            self.store.compare_set("failure", "", str(error))
+            self.store.compare_set("failure", "", f"{type(error).__name__}: {error}")
 
     def finish(self, step: int) -> None:
         """Leave the training: wait until the other members have finished, too, or the generation ends."""
         with suppress(*STORE_ERRORS):
-            if self.store.check(["failure"]):
-                raise DivergenceError(self.store.get("failure").decode())
+            refuse_failed(self.store)
             self.store.compare_set("finished", "", f"node {self.node}, after {step} steps")
         self._heartbeat.set_final_status(FINISHED)
         while self.generation is not None and not self.generation.ended:
@@ -173,15 +185,26 @@ class Membership:
         return found
 
 
-def connect(*, timeout: float = TIMEOUT) -> Membership:
+def check_min_nodes(min_nodes: int, size: int) -> int:
+    """Return a smallest number of members; refuse one that is impossible."""
+    if not 1 <= min_nodes <= size:
+        raise PerronError(
+            f"min_nodes is a number of nodes from 1 to {size}, which there are at the start; got {min_nodes}."
+        )
+    return min_nodes
+
+
+def connect(*, timeout: float = TIMEOUT, min_nodes: int | None = None) -> Membership:
     """Return a membership through the store that the environment names, as `perron launch` sets it."""
     node, size, name = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]), os.environ.get("PERRON_NAME")
+    if min_nodes is None:
+        min_nodes = int(os.environ.get("PERRON_MIN_NODES", "1"))
     try:
         store = PrefixStore(STORE_PREFIX, connect_store(timeout))
         if name is not None:  # started by perron launch
             join(store, read_secret(), f"Node {node}", timeout=timeout)
         refuse_finished(store, node)
-        membership = Membership(store, node, size, name=name, timeout=timeout)
+        membership = Membership(store, node, size, name=name, timeout=timeout, min_nodes=min_nodes)
         enable_tcp_keepalive()  # the connection of its heartbeats, too
         return membership
     except STORE_ERRORS as error:

@@ -10,12 +10,15 @@ Every one of them may write the `Decision` about its members, and the first one 
    registered, finished, or be known to be dead and have been replaced: a minority that was cut off cannot continue on its own.
 3. If no member with a model has registered, training starts again only if every process that may hold a model is known to be
    dead. A silent process may hold one.
-4. While members run a collective operation such as the final average, newcomers wait for the generation after that.
+4. While members run a collective operation such as the final average, newcomers wait for the generation after that, unless
+   rule 9 needs them.
 5. A newcomer interrupts a generation only after its first step, or if one of its members is lost.
 6. After a member has finished, newcomers are sent away: a finished training does not start again.
 7. Pairs of processes that cannot reach each other do not exchange messages. The largest set of processes that are connected by
    the other pairs continues.
 8. A failure, such as divergence, ends the training for all.
+9. With fewer members than ``min_nodes`` a training does not continue. Nodes that may still come, because their launcher has not
+   given them up, are waited for until the timeout. Then the members form a last generation, in which they save and end.
 
 A process is known to be dead if its launcher saw it end, or if it said so itself. Otherwise it is only silent.
 """
@@ -58,7 +61,7 @@ class Decision(NamedTuple):
 
     ``absent`` are the names of processes that were members earlier, and are neither members now nor known to be dead: they may
     hold a model. ``excluded`` says of registered processes, by name, why they are not members. ``broken`` are the pairs of
-    members, by name, that cannot reach each other.
+    members, by name, that cannot reach each other. ``stops`` says why the members save and end without another step.
     """
 
     number: int = -1
@@ -66,6 +69,7 @@ class Decision(NamedTuple):
     absent: tuple[str, ...] = ()
     excluded: Mapping[str, str] = {}
     broken: tuple[tuple[str, str], ...] = ()
+    stops: str = ""
 
     @property
     def names(self) -> list[str]:
@@ -89,7 +93,8 @@ class View(NamedTuple):
     ``registered`` are the processes that registered, by name, in this order; ``status`` is known of all of them, of the members
     of the last generation and of the absent ones. ``assembled`` says whether there has been a model, ``patient`` whether
     processes that are alive are still waited for, ``finished`` whether a member has finished. ``broken`` are the pairs of names
-    that cannot reach each other, with a reason.
+    that cannot reach each other, with a reason. ``min_nodes`` is the smallest number of members, and ``given_up`` are the nodes
+    that their launchers do not start again.
     """
 
     last: Decision
@@ -100,6 +105,8 @@ class View(NamedTuple):
     patient: bool
     finished: bool = False
     broken: Mapping[tuple[str, str], str] = {}
+    min_nodes: int = 1
+    given_up: frozenset[int] = frozenset()
 
 
 def decide(view: View) -> Decision | str:
@@ -118,7 +125,7 @@ def decide(view: View) -> Decision | str:
     holders = [name for name, member in chosen.items() if name in last.names and not member.fresh]
     excluded: dict[str, str] = {}
     busy = next((chosen[name].phase for name in holders if chosen[name].phase not in INTERRUPTIBLE), None)
-    if busy is not None or view.finished:
+    if (busy is not None and len(holders) >= view.min_nodes) or view.finished:
         reason = "the training has finished" if view.finished else f"the members are busy ({busy})"
         excluded |= {name: reason for name in chosen if name not in holders}
     excluded |= unreachable({name: member for name, member in chosen.items() if name not in excluded}, view)
@@ -132,8 +139,8 @@ def decide(view: View) -> Decision | str:
         and not (status[member.name].kind == DEAD and member.node in latest)  # a newcomer is in its place
     ]
     left = len(last.members) - len(gone)
+    lost = ", ".join(f"node {one.node} ({excluded.get(one.name, status[one.name].text)})" for one in gone)
     if last.members and 2 * left <= len(last.members):
-        lost = ", ".join(f"node {one.node} ({excluded.get(one.name, status[one.name].text)})" for one in gone)
         return (
             f"Quorum lost: {left} of {len(last.members)} members left, more than half are required (lost: {lost}). "
             "Start again to resume from the last checkpoint"
@@ -144,7 +151,14 @@ def decide(view: View) -> Decision | str:
         states = listed(f"{name} ({excluded.get(name, status[name].text)})" for name in absent)
         return f"No process that registered has the model; these may have it: {states}"
     broken = tuple(pair for pair in view.broken if names >= set(pair))
-    return Decision(last.number + 1, tuple(members), tuple(absent), excluded, broken)
+    stops = ""
+    if len(members) < view.min_nodes and not view.finished:
+        awaited = set(range(view.size)) - {member.node for member in members} - view.given_up
+        if view.patient and awaited:
+            return f"Node {listed(sorted(awaited))} did not register, and min_nodes is {view.min_nodes}"
+        which = f" (lost: {lost})" if lost else ""
+        stops = f"{len(members)} of {view.size} nodes are left{which}, fewer than min_nodes = {view.min_nodes}"
+    return Decision(last.number + 1, tuple(members), tuple(absent), excluded, broken, stops)
 
 
 def unreachable(chosen: Mapping[str, Member], view: View) -> dict[str, str]:

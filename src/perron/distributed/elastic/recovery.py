@@ -12,6 +12,7 @@ import logging
 import sys
 import time
 from collections.abc import Callable, Collection, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -26,6 +27,7 @@ from perron.distributed.elastic.generation import Change, Generation
 from perron.distributed.elastic.membership import Membership
 from perron.distributed.elastic.protocol import sources as sources_of
 from perron.distributed.inner import plain_groups, typed_groups
+from perron.distributed.process_group import RESUME_HINT
 from perron.errors import DivergenceError, NetworkError, PerronError
 from perron.networks.builder import NetworkLike, build_network
 from perron.networks.facts import Network
@@ -54,6 +56,7 @@ class Recovery:
             )
         membership.claim(optimizer.timeout)
         self.optimizer, self.membership = optimizer, membership
+        self.save: Callable[[], None] | None = None  # of a checkpoint, if the script has a manager
         self._has_model = False  # one that the other members know
         self._activities: set[tuple[str, int]] = (
             set()
@@ -113,6 +116,7 @@ class Recovery:
             except NetworkError as another:
                 error = another
 
+    @torch.no_grad()
     def _recover(self, activity: str, error: NetworkError) -> bool:
         """Continue in a new generation; return whether this process's model was replaced."""
         try:
@@ -140,6 +144,8 @@ class Recovery:
                 break
             except NetworkError as another:
                 error = another
+        if generation.stops:
+            self._stop(generation)
         if not sources:
             if generation.number:
                 log.warning("No node has a model to continue with: training restarts, unless a checkpoint is loaded.")
@@ -151,6 +157,21 @@ class Recovery:
         if rank == sources[0] or members[rank].fresh:
             log.warning("%s", optimizer.changes[-1])
         return rank not in sources
+
+    def _stop(self, generation: Generation) -> None:
+        """Save, and end the training for all members."""
+        optimizer, saved = self.optimizer, ""
+        try:
+            if self.save is not None:
+                self.save()
+                saved = f" Saved after step {optimizer.steps}."
+        except PerronError as why:
+            saved = f" The state of step {optimizer.steps} was not saved: {why}"
+        with suppress(NetworkError):  # wait for the others, who may need the store to save
+            gather_texts("", generation, optimizer.timeout)
+        error = NetworkError(f"The training ends: {generation.stops}.{saved} {RESUME_HINT}")
+        self.membership.fail(error)
+        raise error
 
     def _assemble(self, generation: Generation, x: Tensor, sources: list[int], step: int) -> None:
         """Form the network of a generation from this node's model x; sources are the ranks with a model to continue with."""

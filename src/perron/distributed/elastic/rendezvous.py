@@ -12,7 +12,7 @@ The keys in the store, apart from those of gloo:
 - ``assembled``: the number of a generation whose members have a model
 - ``stepped``: the number of a generation that has made a step
 - ``finished``: which member finished first
-- ``failure``: why the training has ended for all
+- ``failure``: the error that has ended the training for all: its class, a colon, and its text
 - ``dead/4``: how node 4 ended, if the launcher does not restart it
 """
 
@@ -64,6 +64,7 @@ class Rendezvous:
         timeout: seconds to wait for members that are alive.
         probe: returns which of these processes cannot be reached (``unreachable``), and which are heard (``heard``).
         delay: seconds to wait before a running generation is interrupted.
+        min_nodes: the smallest number of members with which the training continues.
     """
 
     def __init__(
@@ -77,10 +78,11 @@ class Rendezvous:
         timeout: float,
         probe: Probe,
         delay: float = 0.0,
+        min_nodes: int = 1,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.store, self.heartbeat, self.me, self.why = store, heartbeat, me, why
-        self.size, self.timeout, self.probe, self.delay = size, timeout, probe, delay
+        self.size, self.timeout, self.probe, self.delay, self.min_nodes = size, timeout, probe, delay, min_nodes
         self.last = Decision()
         self._clock = ObservedClock(MOST, clock)
         self._arrived = self._clock.read()
@@ -92,7 +94,7 @@ class Rendezvous:
     def poll(self) -> Decision | None:
         """Take the next step; return the decision if this process is a member, None if there is none yet."""
         now = self._clock.read()
-        self._check_failure()
+        refuse_failed(self.store)
         if self._registered is None:
             self._approach(now)
             return None
@@ -119,9 +121,12 @@ class Rendezvous:
     def _read(self, key: str) -> str:
         return str(self.store.get(key).decode()) if self.store.check([key]) else ""
 
-    def _check_failure(self) -> None:
-        if reason := self._read("failure"):
-            raise DivergenceError(reason)
+    def _given_up(self) -> dict[int, str]:
+        """Return the nodes that their launchers do not start again, with how they ended."""
+        if self.last.number >= 0 and self.min_nodes == 1:
+            return {}  # not needed
+        found = {node: self._read(f"dead/{node}") for node in range(self.size)}
+        return {node: how for node, how in found.items() if how}
 
     def _approach(self, now: float) -> None:
         """Register as soon as the present generation has ended, or may be ended."""
@@ -177,15 +182,16 @@ class Rendezvous:
         names = list(dict.fromkeys([*found, *self.last.names, *self.last.absent]))
         self.heartbeat.watch(names)
         statuses = {name: self.heartbeat.status(name) for name in names} | {self.me.name: Status(ALIVE, ALIVE)}
-        for node in range(self.size) if self.last.number < 0 else ():
-            if how := self._read(f"dead/{node}"):
-                raise NetworkError(f"Node {self.me.node} cannot start: node {node} {how} before the training began.")
+        given_up = self._given_up()
+        for node, how in given_up.items() if self.last.number < 0 else ():
+            raise NetworkError(f"Node {self.me.node} cannot start: node {node} {how} before the training began.")
         if self.me.name not in self.last.names:
             refuse_finished(self.store, self.me.node)  # after the statuses: a member writes this first, then its status
         waited = now - self._began
         finished, assembled = (bool(self._read(name)) for name in ("finished", "assembled"))
         known = dict.fromkeys(self.last.broken, "they could not reach each other before")
         view = View(self.last, found, statuses, self.size, assembled, waited < self.timeout, finished, known)
+        view = view._replace(min_nodes=self.min_nodes, given_up=frozenset(given_up))
         outcome = decide(view)
         suspicious = isinstance(outcome, Decision) and found.keys() >= set(self.last.names) and self.last.names
         if suspicious or (self.last.broken and waited > SETTLE_SECONDS):
@@ -222,6 +228,13 @@ def end(store: Any, number: int, why: object) -> None:
     if number >= 0:
         reason = str(why).rstrip(".")
         store.compare_set(f"generation/{number}/end", "", reason[:1].lower() + reason[1:])
+
+
+def refuse_failed(store: Any) -> None:
+    """Raise the error that has ended the training for all, if there is one."""
+    if store.check(["failure"]):
+        kind, _, reason = store.get("failure").decode().partition(": ")
+        raise DivergenceError(reason) if kind == DivergenceError.__name__ else NetworkError(reason)
 
 
 def refuse_finished(store: Any, node: int) -> None:

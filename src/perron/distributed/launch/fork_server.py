@@ -174,6 +174,7 @@ def _run_script(environment: dict[str, str], launcher: int) -> None:
     if not environment.get(SAFE_PATH):
         sys.path.insert(0, str(Path(script).resolve().parent))
     gc.unfreeze()
+    import_module("perron.distributed.launch.worker").ErrorRecorder.install()
     try:
         runpy.run_path(script, run_name="__main__")
     except Exception as error:

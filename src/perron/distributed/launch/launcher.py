@@ -19,11 +19,14 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from torch.distributed.distributed_c10d import PrefixStore  # dist names it, but its types do not
 
+from perron.distributed.elastic.membership import check_min_nodes
 from perron.distributed.elastic.protocol import Decision
+from perron.distributed.launch import error_files
 from perron.distributed.launch.fork_server import DEFAULTS, ForkedProcess, ForkServer
 from perron.distributed.launch.handshake import ENVIRONMENT_VARIABLE, Handshake, join
 from perron.distributed.process_group import EXIT_GRACE, STALL_TIMEOUT, START_TIMEOUT, STOP_GRACE, check_timeout
@@ -69,9 +72,11 @@ class Launcher:
         first: the number of the first node on this machine; the launcher of node 0 hosts the store.
         store: HOST:PORT of the store; a free port of the loopback interface if None, if all nodes are on this machine.
         elastic: whether the other nodes continue when one has died. If not, all end.
+        min_nodes: with fewer nodes an elastic training saves and ends.
         restarts: how many times a node that died is restarted, in total; if not elastic, all nodes together.
         secret: shared by all launchers of one training, see `perron.distributed.launch.handshake`.
         grace: seconds for nodes to finish a step, save and exit after a signal.
+        log_dir: where nodes that fail write their errors; a temporary folder if None, which is kept if the training fails.
         say: is called with a sentence about each event.
         fork_server: forks the workers; they are started as new interpreters if None.
     """
@@ -85,18 +90,24 @@ class Launcher:
         first: int = 0,
         store: str | None = None,
         elastic: bool = False,
+        min_nodes: int = 1,
         restarts: int = 0,
         secret: str = "",
         grace: float = STOP_GRACE,
+        log_dir: Path | None = None,
         say: Callable[[str], None] = log.warning,
         fork_server: ForkServer | None = None,
     ) -> None:
         self.command, self.size, self.elastic, self.restarts, self.say = command, size or nodes, elastic, restarts, say
         self.fork_server, self.grace, self.secret = fork_server, check_timeout(grace), secret
+        self.log_dir = log_dir
         if nodes < 1 or first < 0 or restarts < 0:
             raise PerronError(f"Give at least one node, and no negative numbers; got {nodes}, {first} and {restarts}.")
         if first + nodes > self.size:
             raise PerronError(f"Nodes {first} to {first + nodes - 1} are more than --size {self.size}.")
+        self.min_nodes = check_min_nodes(min_nodes, self.size)
+        if min_nodes > 1 and not elastic:
+            raise PerronError(f"--min-nodes is for --elastic; without it all nodes are required. Got {min_nodes}.")
         if store is None and (first or self.size > nodes):
             raise PerronError(
                 "Nodes on several machines need --store HOST:PORT, with the address of the first machine."
@@ -105,7 +116,8 @@ class Launcher:
         self.attempt = 0
         self.host, self.port, opened = open_store(store, serve=first == 0)
         self.store = PrefixStore(STORE_PREFIX, opened)
-        self.config = {"size": self.size, "elastic": elastic} | ({} if elastic else {"restarts": restarts})
+        self.config = {"size": self.size, "elastic": elastic}
+        self.config |= {"min-nodes": min_nodes} if elastic else {"restarts": restarts}
         self._remote_nodes: set[int] = set()  # of other launchers that have joined
         self._handshake = Handshake(self.store, secret, say, self._conflict) if first == 0 else None
         if self._handshake is None:
@@ -118,6 +130,16 @@ class Launcher:
 
         It is 0 if all succeeded, or if the training is elastic and some did; 128 + the number of a signal that ended it; or 1.
         """
+        self._errors, code = error_files.ErrorFolder(self.log_dir), 1
+        try:
+            code = self._run()
+        finally:
+            self._errors.close(failed=code == 1)
+        if code == 1 and (first := error_files.find_first(self._errors.path(one.name) for one in self.workers)):
+            self.say(f"First failure: {first}")
+        return code
+
+    def _run(self) -> int:
         old = {number: signal.signal(number, _interrupt) for number in SIGNALS}
         try:
             while True:
@@ -164,8 +186,10 @@ class Launcher:
             "TORCHELASTIC_RESTART_COUNT": self.attempt,
             "PERRON_NAME": worker.name,
             "PERRON_ELASTIC": int(self.elastic),
+            "PERRON_MIN_NODES": self.min_nodes,
             "PERRON_LAUNCHER": os.getpid(),
             ENVIRONMENT_VARIABLE: self.secret,
+            **self._errors.prepare(worker.name),
         }
         loopback = {} if self.host != LOOPBACK else {"GLOO_SOCKET_IFNAME": "lo" if sys.platform == "linux" else "lo0"}
         environment = DEFAULTS | loopback | os.environ | {name: str(value) for name, value in variables.items()}
@@ -210,13 +234,14 @@ class Launcher:
 
     def _on_end(self, worker: Worker, code: int) -> None:
         """Publish how a worker ended; if elastic, restart it unless that is pointless."""
-        how = f"was killed by {_signal_name(-code)}" if code < 0 else f"ended with code {code}"
+        how = _how(code)
         self._publish(f"heartbeat/{worker.name}", "finished" if code == 0 else f"gone: {how.removeprefix('was ')}")
         if code == 0 and self.elastic:
             with suppress(*STORE_ERRORS):
                 self.store.compare_set("finished", "", f"node {worker.node}")
         if code == 0 or code in STOPPED:
             return
+        error_files.write(self._errors.path(worker.name), how, node=worker.node)  # if it left none
         obstacle = self._restart_obstacle() if self.elastic and self.restarts else ""
         if self.elastic and self.restarts and not obstacle:
             self.restarts -= 1
@@ -240,7 +265,8 @@ class Launcher:
         self._wait(EXIT_GRACE)
         for worker, code in self._collect_codes():
             if code < 0:
-                self.say(f"Node {worker.node} was killed by {_signal_name(-code)}.")
+                self.say(f"Node {worker.node} {_how(code)}.")
+                error_files.write(self._errors.path(worker.name), _how(code), node=worker.node)
         self._stop(signal.SIGKILL)
 
     def _restart_all(self) -> bool:
@@ -350,6 +376,10 @@ class _Interrupted(BaseException):
 
 def _interrupt(number: int, _frame: Any) -> None:
     raise _Interrupted(number)
+
+
+def _how(code: int) -> str:
+    return f"was killed by {_signal_name(-code)}" if code < 0 else f"ended with code {code}"
 
 
 def _signal_name(number: int) -> str:

@@ -17,6 +17,8 @@ from perron._storage.npz import MAX_UNPACKED
 from perron.errors import FileError
 from perron.networks._checks import check_nodes
 
+MAX_RATIO, MIN_UNPACKED = 50, 2**24  # gzip makes lists of edges 3 to 20 times smaller; so much is read in any case
+
 
 class WeightedNetwork(NamedTuple):
     """The content of a file: a weight matrix, labels of the nodes if there are any, and what was changed or assumed."""
@@ -34,14 +36,18 @@ def read_bytes(path: Path) -> bytes:
         raise FileError(f"Cannot read {path}: {error.strerror or error}.") from None
     if not content.startswith(b"\x1f\x8b"):
         return content
+    most = min(MAX_UNPACKED, max(MIN_UNPACKED, MAX_RATIO * len(content)))
     try:
         with gzip.open(BytesIO(content)) as file:
-            content = file.read(MAX_UNPACKED + 1)
+            unpacked = file.read(most + 1)
     except (OSError, EOFError, zlib.error) as error:
         raise FileError(f"{path} is a damaged gzip file: {error}.") from None
-    if len(content) > MAX_UNPACKED:
-        raise FileError(f"{path} would unpack to more than {MAX_UNPACKED / 2**30:.2g} GiB, the most that is read.")
-    return content
+    if len(unpacked) > most:
+        raise FileError(
+            f"{path} has {len(content):,} bytes and would unpack to more than {most:,}, which no list of edges does. If it is a "
+            "network, unpack it first."
+        )
+    return unpacked
 
 
 def decode(content: bytes, path: Path) -> str:

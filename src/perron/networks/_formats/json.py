@@ -19,6 +19,8 @@ def parse_json(text: str, path: Path) -> WeightedNetwork:
         content = json.loads(text)
     except json.JSONDecodeError as error:
         raise FileError(f"{path}:{error.lineno}: not JSON: {error.msg}.") from None
+    except ValueError as error:  # a number with too many digits
+        raise FileError(f"{path} is not a network in JSON: {error}.") from None
     except RecursionError:
         raise FileError(f"{path} is not a network in JSON: it is nested too deeply.") from None
     links = content.get("links", content.get("edges")) if isinstance(content, dict) else None
