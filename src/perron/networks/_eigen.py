@@ -23,7 +23,9 @@ DENSE_UP_TO = 600  # nodes; larger matrices are sparse
 POWER_STEPS = 3000  # largest number of power iterations; graphs that mix more slowly need another method
 REDUCE_UP_TO = 2500  # nodes; state reduction of a slowly mixing matrix, which is exact, takes seconds at this size
 BLOCK_ENTRIES = 8_000_000  # largest number of entries of a block of powers
-MAX_WORK = 4e10  # operations for s (some seconds); above, an upper bound is computed instead
+MAX_WORK = 1e10  # operations for s (about a second); above, an upper bound is computed instead
+TERM_WORK = 1e5  # of each term besides, as much time as so many operations
+DOUBLINGS = 64  # of the number of terms, for a bound on all later ones
 
 
 class MixingSum(NamedTuple):
@@ -209,12 +211,11 @@ def skewness(pi: FloatArray) -> float:
 
 def summed_norms(rows: Matrix, pi: FloatArray, power: int, tolerance: float, beta: float | None = None) -> MixingSum:
     """Return s of A^power: the sum itself, or a bound if that takes too long; ``beta`` may be given if it is known."""
-    norms = None if issparse(rows) else _deviation_norms(np.linalg.matrix_power(rows, power), pi, tolerance)
-    if norms is None:
-        return bounded_sum(pi, (weighted_norm(rows, pi) if beta is None else beta) ** power)
-    plain, squared = norms.sum(), (norms**2).sum()
-    largest = norms if plain >= squared else norms**2
-    return MixingSum(float(largest.sum()), _tail(largest), float(norms.max()), is_bound=False)
+    found = None if issparse(rows) else _dense_sum(np.linalg.matrix_power(rows, power), pi, tolerance)
+    if found is not None and not found.is_bound:
+        return found
+    bound = bounded_sum(pi, (weighted_norm(rows, pi) if beta is None else beta) ** power)
+    return bound if found is None else min(bound, found, key=lambda one: one.value)
 
 
 def bounded_sum(pi: FloatArray, beta: float) -> MixingSum:
@@ -229,14 +230,15 @@ def bounded_sum(pi: FloatArray, beta: float) -> MixingSum:
     return MixingSum(max(plain, squared), 0.0, max(first, sqrt(kappa) * beta), is_bound=True)
 
 
-def _deviation_norms(rows: FloatArray, pi: FloatArray, tolerance: float) -> FloatArray | None:
-    """Return ||A^i - A_inf||, i = 0, 1, ..., until the rest is below ``tolerance`` of the sum; None if that takes too long.
+def _dense_sum(rows: FloatArray, pi: FloatArray, tolerance: float) -> MixingSum:
+    """Return s from the norms ||A^i - A_inf||, i = 0, 1, ..., or a bound if there are too many that matter.
 
-    E_0 = I - A_inf and E_{i+1} = (A - A_inf) E_i. When the numerical rank of E_i has fallen, the iteration continues in an
-    orthonormal basis of its range and row space, in which the matrices are small and have the same norms.
+    E_0 = I - A_inf and E_{i+1} = (A - A_inf) E_i, until the rest is below ``tolerance`` of the sum. When the numerical rank of
+    E_i has fallen, the iteration continues in an orthonormal basis of its range and row space, in which the matrices are small
+    and have the same norms; with rank one the rest is a geometric series, however slowly it falls.
     """
     step, deviation = rows - pi, np.eye(len(pi)) - pi
-    norms: list[float] = [float(np.linalg.norm(deviation, 2))]
+    norms: FloatArray = np.array([np.linalg.norm(deviation, 2)])
     work = 0.0
     while True:
         size = len(deviation)
@@ -244,19 +246,43 @@ def _deviation_norms(rows: FloatArray, pi: FloatArray, tolerance: float) -> Floa
         for i in range(len(block)):
             deviation = block[i] = step @ deviation
         largest = np.linalg.eigvalsh(block @ block.transpose(0, 2, 1))[:, -1]  # of E E^T: several times faster than SVD
-        norms.extend(np.sqrt(np.maximum(largest, 0)).tolist())
-        terms = np.array(norms)
-        if norms[-1] <= 1e-300 or _tail(terms) <= tolerance * terms.sum():
-            return terms
-        work += len(block) * (2 * size**3 + 800 * size**2)
+        norms = np.append(norms, np.sqrt(np.maximum(largest, 0)))
+        if norms[-1] <= 1e-300 or _tail(norms) <= tolerance * norms.sum():
+            largest = norms if norms.sum() >= (norms**2).sum() else norms**2
+            return MixingSum(float(largest.sum()), _tail(largest), float(norms.max()), is_bound=False)
+        work += len(block) * (2 * size**3 + 800 * size**2 + TERM_WORK)
         if work > MAX_WORK:
-            return None
+            return _bounded_by_doubling(norms, step, deviation)
         left, sizes, _ = np.linalg.svd(deviation)
         rank = int((sizes > 1e-13 * sizes[0]).sum())
         if rank < size:
             basis = left[:, :rank]
             # The range is invariant up to rounding: step maps it into itself.
             step, deviation = basis.T @ step @ basis, np.diag(sizes[:rank])
+        if rank == 1 and (ratio := float(abs(step.item()))) < 1:
+            rest, rest_squared = (last * r / (1 - r) for last, r in ((norms[-1], ratio), (norms[-1] ** 2, ratio**2)))
+            whole = max(norms.sum() + rest, (norms**2).sum() + rest_squared)
+            return MixingSum(float(whole), 0.0, float(norms.max()), is_bound=False)
+
+
+def _bounded_by_doubling(norms: FloatArray, step: FloatArray, deviation: FloatArray) -> MixingSum:
+    """Return a bound on s from the first k norms: ||E_{k+i}|| <= ||E_k|| ||E_i||, so that S_2k <= S_k (1 + ||E_k||).
+
+    ``deviation`` is the last of E_i, i < k; step^k maps E_i to E_{i+k}.
+    """
+    deviation, power = step @ deviation, np.linalg.matrix_power(step, len(norms))
+    plain, squared, peak, count = norms.sum(), (norms**2).sum(), norms.max(), float(len(norms))
+    for _ in range(DOUBLINGS):
+        size = float(np.linalg.norm(deviation, 2)) * (
+            1 + 1e-14 * count
+        )  # errors of as many products must not invalidate it
+        plain, squared, peak = plain * (1 + size), squared * (1 + size**2), peak * max(1.0, size)
+        if size < 1e-16:
+            break
+        deviation, power, count = power @ deviation, power @ power, 2 * count
+    else:
+        plain = squared = peak = inf
+    return MixingSum(float(max(plain, squared)), 0.0, float(peak), is_bound=True)
 
 
 def _tail(terms: FloatArray) -> float:
