@@ -9,10 +9,7 @@ from math import exp, inf, isfinite, log, sqrt
 from typing import Any, NamedTuple
 
 import numpy as np
-from scipy.linalg import eigvals
 from scipy.sparse import csc_array, csr_array, diags_array, eye_array, issparse
-from scipy.sparse.linalg import ArpackNoConvergence, LinearOperator, eigs, eigsh, onenormest, splu, svds
-from threadpoolctl import threadpool_limits
 
 from perron._typing import FloatArray
 from perron.errors import SpectralError
@@ -98,6 +95,8 @@ def _iterate(rows: csr_array) -> FloatArray:
             return pi
     if n <= REDUCE_UP_TO:
         return reduce_states(rows)
+    from scipy.sparse.linalg import LinearOperator, onenormest, splu
+
     # A graph that mixes slowly is ring- or grid-like and factorizes with little fill. The entry of one node is fixed.
     system = csc_array(eye_array(n - 1) - columns[1:, 1:])
     factor = splu(system)
@@ -121,7 +120,7 @@ def second_modulus(rows: Matrix, pi: FloatArray) -> float:
         return 0.0
     if not issparse(rows):
         # A - 1 pi^T has the eigenvalues of A, with the one that is 1 replaced by 0.
-        return float(np.abs(eigvals(rows - pi)).max())
+        return float(np.abs(np.linalg.eigvals(rows - pi)).max())
     # The eigenvalues of a reducible matrix are those of its diagonal blocks, the strongly connected components.
     graph = Graph.from_matrix(rows)
     sizes = np.bincount(graph.components)
@@ -137,7 +136,10 @@ def _block_modulus(block: csr_array, pi: FloatArray) -> float:
     """Return the largest modulus of an eigenvalue of a component, without the Perron one if it is the root's (pi > 0)."""
     n = block.shape[0]
     if n <= DENSE_UP_TO:
-        return float(np.abs(eigvals(block.toarray() - pi)).max())
+        return float(np.abs(np.linalg.eigvals(block.toarray() - pi)).max())
+    from scipy.sparse.linalg import ArpackNoConvergence, LinearOperator, eigs
+    from threadpoolctl import threadpool_limits
+
     columns = csr_array(block.T)
     operator = LinearOperator((n, n), matvec=lambda v: columns @ v - pi * v.sum(), dtype=np.float64)
     start = np.random.default_rng(0).standard_normal(n)
@@ -162,7 +164,7 @@ def _block_modulus(block: csr_array, pi: FloatArray) -> float:
     return float(np.abs(found).max())
 
 
-def _observed_decay(operator: LinearOperator, start: FloatArray, steps: int = 200) -> float:
+def _observed_decay(operator: Any, start: FloatArray, steps: int = 200) -> float:
     """Return the factor by which a deviation shrinks in a step, after many steps, with an error of about a percent."""
     vector, logarithm, half = start, 0.0, 0.0
     for step in range(2 * steps):
@@ -184,6 +186,9 @@ def weighted_norm(rows: Matrix, pi: FloatArray) -> float:
     root = np.sqrt(pi)
     if not issparse(rows):
         return float(np.linalg.norm(root[:, None] * (rows - pi) / root, 2))
+    from scipy.sparse.linalg import ArpackNoConvergence, LinearOperator, eigsh, svds
+    from threadpoolctl import threadpool_limits
+
     scaled = csr_array(diags_array(root) @ rows @ diags_array(1 / root))
     transposed = csr_array(scaled.T)
     operator = LinearOperator(
