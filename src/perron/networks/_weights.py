@@ -166,9 +166,7 @@ def _newton_step(W: csr_array, rows: FloatArray, columns: FloatArray, error: Flo
 
 def _check_total_support(graph: Graph, M: csr_array) -> None:
     """Refuse a pattern with an edge that lies on no permutation: no doubly stochastic matrix has this pattern."""
-    from scipy.sparse.csgraph import connected_components
-
-    from scipy.sparse.csgraph import maximum_bipartite_matching
+    from scipy.sparse.csgraph import connected_components, maximum_bipartite_matching
 
     column = maximum_bipartite_matching(M, perm_type="column")
     if (column < 0).any():

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 FEW_EDGES = 5000  # up to which a search in Python takes less time than the import of SciPy's graph routines
 
+
 class Tree(NamedTuple):
     """A spanning tree with the parent and the depth of each node (``parent[root] = root``)."""
 
