@@ -19,6 +19,7 @@ from perron.networks.stochastic import TOLERANCE, Matrix, to_dense
 DENSE_UP_TO = 600  # nodes; larger matrices are sparse
 POWER_STEPS = 3000  # largest number of power iterations; graphs that mix more slowly need another method
 REDUCE_UP_TO = 2500  # nodes; state reduction of a slowly mixing matrix, which is exact, takes seconds at this size
+SPARSE_SHARE = 0.1  # of entries, up to which a block of a matrix is faster by its indices
 BLOCK_ENTRIES = 8_000_000  # largest number of entries of a block of powers
 MAX_WORK = 1e10  # operations for s (about a second); above, an upper bound is computed instead
 TERM_WORK = 1e5  # of each term besides, as much time as so many operations
@@ -77,7 +78,11 @@ def reduce_states(rows: Matrix) -> FloatArray:
     n = len(P)
     for k in range(n - 1, 0, -1):
         P[:k, k] /= P[k, :k].sum()
-        P[:k, :k] += np.outer(P[:k, k], P[k, :k])
+        into, out = np.flatnonzero(P[:k, k]), np.flatnonzero(P[k, :k])
+        if len(into) * len(out) < SPARSE_SHARE * k * k:  # the rest of the outer product is zero
+            P[np.ix_(into, out)] += np.outer(P[into, k], P[k, out])
+        else:
+            P[:k, :k] += np.outer(P[:k, k], P[k, :k])
     pi = np.ones(n)
     for k in range(1, n):
         pi[k] = pi[:k] @ P[:k, k]
