@@ -12,12 +12,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from math import inf, isfinite
 
-from perron.advise.baselines import PLAIN, averages
 from perron.advise.fewer_bytes import gradient_costs
 from perron.advise.records import Goal, GradientCost, Needs, Timing
 from perron.algorithms import ALGORITHMS
 from perron.algorithms.base import Algorithm
 from perron.algorithms.codecs import wire_sizes
+from perron.clock.baselines import PLAIN, averages
 from perron.clock.candidates import Candidate, candidates, exists, of_nodes, tour
 from perron.clock.clock import Clock
 from perron.errors import PerronError
@@ -30,7 +30,7 @@ from perron.theory.time_to_accuracy import StepsToAccuracy, steps_to_accuracy
 
 TIMED = ("push_pull", "push_pull_pu", "push_pull_atc", "local_push_pull", "exact_diffusion", "extra")
 STEPS_UP_TO = 200  # nodes; beyond, theory takes minutes, and seconds per step are all that is said
-BIASED, LARGE = "biased: reaches no given accuracy", "steps are not predicted for so many nodes"
+BIASED, LARGE = "biased: reaches no given accuracy", "steps are not predicted for more than 200 nodes"
 FEWEST = (
     0.8  # no candidate takes fewer than this share of the steps on the complete graph: slow ones need no further look
 )

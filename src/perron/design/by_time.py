@@ -7,39 +7,36 @@ reported whatever it is.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
-from functools import cached_property
-from math import gcd, inf, nan
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from math import gcd, inf
 from typing import Any, Literal
 
 import numpy as np
 
 from perron._registry import lookup
 from perron._typing import check_whole
-from perron.advise.baselines import PLAIN, averages
 from perron.algorithms import ALGORITHMS
-from perron.clock.candidates import Candidate, candidates, of_nodes, tour
+from perron.clock.candidates import Candidate, candidates, of_nodes
 from perron.clock.clock import Clock
 from perron.clock.overlays import delays
-from perron.design.designer import design
+from perron.design.effort import Effort, TimeIsUpError
 from perron.design.link_arrays import Links, connected, links_of, mixing_of, one_peer, places_of
-from perron.design.symmetric import fastest_symmetric
 from perron.design.time_records import FastestGraph, TimedNetwork
+from perron.design.time_task import TimeTask
 from perron.errors import PerronError
 from perron.monitor.progress import Bar, OnProgress
-from perron.networks import topologies
 from perron.networks.graph import Graph
 from perron.networks.mixing import Mixing
 from perron.theory.recursion import single_threaded
-from perron.theory.time_to_accuracy import CONDITION, StepsToAccuracy, check_target, curvatures_of, steps_to_accuracy
+from perron.theory.time_to_accuracy import CONDITION, check_target
 
 DIRECTED = ("push_pull", "push_pull_pu", "push_pull_atc", "local_push_pull")
 UNDIRECTED = ("exact_diffusion", "extra")
 LARGEST = 120  # nodes: theory is dense, and a search evaluates hundreds of networks
 PAIRED = 4  # of the best starts, of which models use one and trackers another
 CLIMBS = 2  # starts from which the search climbs
-FEWEST = 0.5  # no network takes fewer than this share of the steps of gradient descent
 LONGEST = 6  # period of a network of degree one that varies
 DRAWS = 200  # of a move, until one keeps the graph connected
 
@@ -58,6 +55,7 @@ def fastest_graph(
     noise_var: float = 0.0,
     start: float = 1.0,
     weights: bool = True,
+    seconds: float | None = None,
     progress: bool | OnProgress | None = None,
 ) -> FastestGraph:
     """Search for the graph and the algorithm that take the fewest seconds on given links.
@@ -65,7 +63,8 @@ def fastest_graph(
     Starts are rings, trees, circulant graphs, the fastest links (`perron.clock.candidates`) and, for Push-Pull, pairs of these.
     From the best of them links are added, dropped and moved, or nodes and steps of graphs that vary in time; a change is kept
     if it takes fewer seconds. The result is never
-    slower than a start, and there may be faster ones. An interrupt (Ctrl-C) ends the search, with the best so far.
+    slower than a start, and there may be faster ones. An interrupt (Ctrl-C) ends the search, with the best so far, as does the
+    end of its time.
 
     Args:
         clock: machines and links, with the ``size`` of a model vector.
@@ -77,6 +76,7 @@ def fastest_graph(
         seed: of the search.
         target, condition, smoothness, noise_var, start: see `perron.theory.steps_to_accuracy`.
         weights: whether to design weights for the winner in the end, which are taken if they are faster.
+        seconds: the time that the search may take, of which each algorithm gets its share; no limit if None.
         progress: whether to show a bar, by default on a terminal; or a function, see `perron.simulate`.
 
     Example:
@@ -99,33 +99,36 @@ def fastest_graph(
     if not 2 <= n <= LARGEST:
         raise PerronError(f"A graph is sought for 2 to {LARGEST} nodes; got {n}.")
     machines.graph.check_strongly_connected()
-    task = _Task(
+    task = TimeTask(
         clock.changed(machines=machines), target,
-        {"condition": condition, "smoothness": smoothness, "noise_var": noise_var, "start": start},
+        {"condition": condition, "smoothness": smoothness, "noise_var": noise_var, "start": start}, Effort(tries, seconds),
     )  # fmt: skip
     baselines = task.baselines()
     starts = candidates(machines, float(clock.size))
     searches = [_Search(task, name, tries, np.random.default_rng([rng_seed, k])) for k, name in enumerate(names)]
-    interrupted = False
+    effort = task.effort
     with single_threaded(), Bar(tries * len(names), progress, "searching for a graph") as bar:
         task.tell = lambda: _tell(bar, searches)
         try:
-            for search in searches:
-                search.run(starts)
+            for number, search in enumerate(searches):
+                search.effort = effort.share(1 / (len(searches) - number))
+                with suppress(TimeIsUpError):
+                    search.run(starts)
+                effort.reason = effort.reason or search.effort.reason
         except KeyboardInterrupt:
             if not any(search.seen for search in searches):
                 raise
-            interrupted = True
+            effort.interrupt()
     seen = [one for search in searches for one in search.seen]
     best = min(seen, key=lambda one: one.seconds, default=None)
     if best is None or best.seconds == inf:
         raise PerronError("No graph was found on which one of the algorithms has a stable step; allow more algorithms.")
     designed = None
-    if weights and not interrupted:
+    if weights and not effort.over:
         try:
             designed = task.with_weights(best)
         except KeyboardInterrupt:
-            interrupted = True
+            effort.interrupt()
     if designed is not None and designed.seconds < best.seconds:
         best = designed
     shown = [one for search in searches for one in search.summary()]
@@ -136,7 +139,7 @@ def fastest_graph(
         critical = f"a cycle that is not known, as compute times are random; with their means by {critical}"
     return FastestGraph(
         best, tuple(sorted(shown, key=lambda one: one.seconds)), plain, designed, critical,
-        {search.name: search.count for search in searches}, baselines, target, condition, noise_var, interrupted,
+        {search.name: search.count for search in searches}, baselines, target, condition, noise_var, effort.reason,
     )  # fmt: skip
 
 
@@ -161,98 +164,17 @@ def _tell(bar: Bar, searches: list[_Search]) -> None:
     bar.update(sum(search.count for search in searches))
 
 
-@dataclass
-class _Task:
-    """What all searches share."""
-
-    clock: Clock
-    target: float
-    needs: dict[str, float]
-    tell: Callable[[], None] = field(default=lambda: None)
-
-    @cached_property
-    def at_means(self) -> Clock:
-        """The clock with the means of random compute times, with which steps take no longer than with these."""
-        return self.clock.changed(compute=self.clock.times.averaged) if self.clock.random else self.clock
-
-    @cached_property
-    def descent(self) -> float:
-        """The steps of gradient descent on the average of all losses, which are those of all-reduce."""
-        return self.everyone.steps
-
-    @cached_property
-    def everyone(self) -> StepsToAccuracy:
-        """What gradient descent needs."""
-        mixing = Mixing.uniform(topologies.complete(self.clock.record.graph.nodes))
-        found = steps_to_accuracy(ALGORITHMS["centralized"], mixing, self.target, **self.needs)
-        if found is None:
-            raise PerronError(
-                f"With noise_var={self.needs['noise_var']:g}, target={self.target:g} is below the floor of every lr above "
-                "1e-8 / L; take a larger target."
-            )
-        return found
-
-    def baselines(self) -> tuple[TimedNetwork, ...]:
-        """All-reduce and a parameter server on the same links."""
-        machines, found = self.clock.record, self.everyone
-        mixing = Mixing.uniform(topologies.complete(machines.graph.nodes))
-        order = tour(machines, float(self.clock.size or 0.0)).tolist()
-        timed = [
-            TimedNetwork("centralized", name, mixing, cycle.seconds, found.steps, found.lr, plain=name in PLAIN)
-            for name, cycle in averages(self.clock, mixing, order).items()
-        ]
-        return tuple(sorted(timed, key=lambda one: one.seconds))
-
-    def least(self, algorithm: str) -> float:
-        """A lower bound on the steps: a share of those of gradient descent, for each gradient of a step."""
-        return FEWEST * self.descent / getattr(ALGORITHMS[algorithm], "local_steps", 1)
-
-    def timed(self, algorithm: str, name: str, mixing: Mixing, best: TimedNetwork | None = None) -> TimedNetwork:
-        """Evaluate a network; roughly, where it is clearly slower than the best one."""
-        seconds = self.at_means.cycle_time(ALGORITHMS[algorithm], mixing, trace=False).seconds
-        if seconds == 0:
-            raise PerronError(
-                "On these links a step takes no time: compute, size and latencies are 0. Give those of your machines."
-            )
-        bound = inf if best is None else best.seconds / seconds
-        if self.least(algorithm) >= bound:
-            return TimedNetwork(algorithm, name, mixing, seconds, inf, nan)
-        guess = best.lr if best is not None and best.seconds < inf else None
-        found = steps_to_accuracy(ALGORITHMS[algorithm], mixing, self.target, guess=guess, enough=bound, **self.needs)
-        if self.clock.random and found and found.steps < bound:
-            seconds = self.clock.cycle_time(ALGORITHMS[algorithm], mixing).seconds
-        return TimedNetwork(algorithm, name, mixing, seconds, found.steps if found else inf, found.lr if found else nan)
-
-    def with_weights(self, best: TimedNetwork) -> TimedNetwork | None:
-        """The same graph with designed weights: for the rate of the algorithm, or the fastest symmetric ones."""
-        if best.mixing.varies:
-            return None
-        pull, push = best.mixing.pull_graph, best.mixing.push_graph
-        try:
-            if ALGORITHMS[best.algorithm].about.matrices.startswith("W"):
-                W = fastest_symmetric(pull, 0.01)
-                mixing = Mixing(W, W, name="")
-            else:
-                curvature = curvatures_of(1.0, self.needs["condition"])
-                mixing = design(
-                    pull, push, goal="rate", algorithm=ALGORITHMS[best.algorithm], curvature=curvature, starts=1,
-                    iterations=60, start=best.mixing,
-                ).mixing  # fmt: skip
-        except (PerronError, ImportError):  # without cvxpy, or no weights of that kind
-            return None
-        return self.timed(best.algorithm, f"{best.name}, designed weights", mixing)
-
-
 class _Search:
     """The search for one algorithm."""
 
-    def __init__(self, task: _Task, name: str, tries: int, rng: np.random.Generator) -> None:
+    def __init__(self, task: TimeTask, name: str, tries: int, rng: np.random.Generator) -> None:
         self.task, self.name, self.tries, self.rng = task, name, tries, rng
         self.undirected = ALGORITHMS[name].about.matrices.startswith("W")
         self.seen: list[TimedNetwork] = []
         self.starts: list[TimedNetwork] = []
         self.found: TimedNetwork | None = None
         self.count = 0
+        self.effort = task.effort
         clock = task.clock
         seconds = delays(clock.record, float(clock.size or 0.0), compute=0.0)
         self.seconds = np.where(np.isneginf(seconds), np.inf, seconds)
@@ -390,6 +312,8 @@ class _Search:
         return self._timed(name, mixing_of(pair, undirected=self.undirected), best)
 
     def _timed(self, name: str, mixing: Mixing, best: TimedNetwork | None = None) -> TimedNetwork:
+        if self.seen:  # of each algorithm, one network is evaluated in any case
+            self.effort.check()
         one = self.task.timed(self.name, name, mixing, best)
         self.count += 1
         self.task.tell()

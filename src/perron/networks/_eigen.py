@@ -22,7 +22,7 @@ REDUCE_UP_TO = 2500  # nodes; state reduction of a slowly mixing matrix, which i
 SPARSE_SHARE = 0.1  # of entries, up to which a block of a matrix is faster by its indices
 BLOCK_ENTRIES = 8_000_000  # largest number of entries of a block of powers
 MAX_WORK = 1e10  # operations for s (about a second); above, an upper bound is computed instead
-TERM_WORK = 1e5  # of each term besides, as much time as so many operations
+TERM_WORK = 1e5  # of each term besides, the operations that take as long
 DOUBLINGS = 64  # of the number of terms, for a bound on all later ones
 
 

@@ -75,9 +75,7 @@ def skewness(matrix: Any) -> float:
     return _eigen.skewness(perron(matrix))
 
 
-def mixing_sum(
-    matrix: Any, *, power: int = 1, tolerance: float = 1e-9, pi: FloatArray | None = None
-) -> MixingSum:
+def mixing_sum(matrix: Any, *, power: int = 1, tolerance: float = 1e-9, pi: FloatArray | None = None) -> MixingSum:
     """Return s of A^power: the maximum of sum_i ||A^(power i) - A_inf|| and of the sum of their squares, i = 0, 1, ...
 
     The sum is truncated when the rest is provably below ``tolerance`` times the sum: with q = ||A^k - A_inf|| < 1 for some k, the
