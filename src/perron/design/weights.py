@@ -156,7 +156,10 @@ def search(
                 if effort.over:
                     break
                 title = f"searching for weights, {lowest:.4g}"
-                surrogate: Objective = lambda x, f=objective: f(matrices(x))  # type: ignore[misc]  # noqa: E731
+
+                def surrogate(point: Tensor, objective: Objective = objective) -> Tensor:
+                    return objective(matrices(point))
+
                 free, evaluations = _minimized(surrogate, free, effort, title)
                 count += evaluations
                 with torch.no_grad():
