@@ -87,7 +87,7 @@ def main() -> None:
     parser.add_argument("-k", default="", help="only measurements with this in their names")
     given = parser.parse_args()
     sources = ([given.before.resolve()] if given.before else []) + [HERE]
-    console, table = Console(), Table("", *(["before, s"] if given.before else []), "after, s", "ratio")
+    console, table = Console(soft_wrap=True), Table("", *(["before, s"] if given.before else []), "after, s", "ratio")
     for name in [name for name in (*CALLS, *COMMANDS) if given.k in name]:
         rounds = [[seconds(name, source) for source in sources] for _ in range(given.rounds)]
         cells = []

@@ -20,7 +20,7 @@ class Effort:
     that it has.
 
     Args:
-        iterations: the most iterations of L-BFGS-B, for each start and objective.
+        iterations: the most iterations of a minimisation, where the search makes some.
         seconds: the time; no limit if None.
         bar: a progress bar, which counts evaluations.
     """

@@ -283,9 +283,8 @@ def _bounded_by_doubling(norms: FloatArray, step: FloatArray, deviation: FloatAr
     deviation, power = step @ deviation, np.linalg.matrix_power(step, len(norms))
     plain, squared, peak, count = norms.sum(), (norms**2).sum(), norms.max(), float(len(norms))
     for _ in range(DOUBLINGS):
-        size = float(np.linalg.norm(deviation, 2)) * (
-            1 + 1e-14 * count
-        )  # errors of as many products must not invalidate it
+        rounding = 1e-14 * count  # of as many products, which must not invalidate the bound
+        size = float(np.linalg.norm(deviation, 2)) * (1 + rounding)
         plain, squared, peak = plain * (1 + size), squared * (1 + size**2), peak * max(1.0, size)
         if size < 1e-16:
             break

@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from scipy.linalg import schur
 from scipy.sparse.linalg import ArpackError, ArpackNoConvergence, LinearOperator, eigs
+from threadpoolctl import ThreadpoolController
 from torch import Tensor
 
 from perron._typing import FloatArray
@@ -137,12 +138,13 @@ class HessianRates:
         """Return whether the rate is below a number next to one, without computing it more accurately than that takes."""
         if self.linear.fluctuations or self.rows <= DENSE_UP_TO:
             return self(lr) < below
-        step = self._power(lr, 1)
-        for number, (vectors, accuracy) in enumerate(ATTEMPTS):
-            step = self._power(lr, POWER) if number == 1 else step
-            radius = self._arnoldi(step, vectors, accuracy)
-            if radius is not None and abs(radius - 1) > CLEAR * accuracy:
-                return radius < 1
+        with self._threads.limit(limits=1):  # for products with vectors, more cost more than they gain
+            step = self._power(lr, 1)
+            for number, (vectors, accuracy) in enumerate(ATTEMPTS):
+                step = self._power(lr, POWER) if number == 1 else step
+                radius = self._arnoldi(step, vectors, accuracy)
+                if radius is not None and abs(radius - 1) > CLEAR * accuracy:
+                    return radius < 1
         return self(lr) < below
 
     def _radius(self, lr: float) -> float:
@@ -176,6 +178,10 @@ class HessianRates:
             return self._columns(lr)
         constant, slope = self._affine
         return constant + lr * slope
+
+    @cached_property
+    def _threads(self) -> ThreadpoolController:
+        return ThreadpoolController()
 
     @cached_property
     def _affine(self) -> tuple[FloatArray, FloatArray]:
