@@ -11,7 +11,7 @@ from perron import ALGORITHMS, Mixing, read_mixing
 from perron.advise import advise
 from perron.cli.main import app
 from perron.clock import Clock, Machines
-from perron.design import by_time, fastest_graph
+from perron.design import by_time, fastest_graph, time_task
 from perron.design.link_arrays import connected, metropolis, mixing_of, one_peer, places_of
 from perron.errors import PerronError
 from perron.networks import topologies
@@ -85,14 +85,14 @@ def test_designed_weights_are_taken_if_they_are_faster():
 def test_an_interrupt_returns_the_best_so_far(monkeypatch):
     calls = 0
 
-    def interrupted(self, *args, original=by_time.Task.timed):
+    def interrupted(self, *args, original=time_task.TimeTask.timed):
         nonlocal calls
         calls += 1
         if calls == 20:
             raise KeyboardInterrupt
         return original(self, *args)
 
-    monkeypatch.setattr(by_time.Task, "timed", interrupted)
+    monkeypatch.setattr(time_task.TimeTask, "timed", interrupted)
     found = fastest_graph(clock(1.0), tries=100)
     assert found.interrupted
     assert isfinite(found.best.seconds)
@@ -101,6 +101,16 @@ def test_an_interrupt_returns_the_best_so_far(monkeypatch):
     calls = 19
     with pytest.raises(KeyboardInterrupt):
         fastest_graph(clock(1.0), tries=100)
+
+
+def test_a_search_whose_time_is_up_returns_the_best_so_far():
+    """Each algorithm evaluates one network in any case."""
+    found = fastest_graph(clock(1.0), algorithms=["push_pull_pu", "exact_diffusion"], tries=1000, seconds=1e-6)
+    assert found.interrupted == "time is up"
+    assert list(found.evaluations.values()) == [1, 1]
+    assert found.notes[-1] == "time is up: this is the best so far"
+    with pytest.raises(PerronError, match="positive number; got 0"):
+        fastest_graph(clock(1.0), seconds=0)
 
 
 def test_connected_means_a_common_root():

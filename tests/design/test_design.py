@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 import perron
 from perron.cli.main import app
 from perron.design import GOALS, choose_graph, design, goals
+from perron.design.effort import Effort
 from perron.design.weights import Balanced, Simplex, search
 from perron.errors import GraphError, MixingError, PerronError
 from perron.networks import topologies
@@ -105,7 +106,7 @@ def test_known_optimum_the_complete_graph():
     A = rng.uniform(0.1, 1, (5, 5))
     A /= A.sum(1, keepdims=True)
     space = Simplex(np.ones((5, 5)), 0.01)
-    found = search([space], [goals.summed], [[A]], lambda m: mixing_sum(m[0]).value, iterations=200)
+    found = search([space], [goals.summed], [[A]], lambda m: mixing_sum(m[0]).value, effort=Effort(200))
     np.testing.assert_allclose(found.matrices[0], 0.2, atol=1e-4)
     assert decay_rate(found.matrices[0]) < 1e-3
 
@@ -486,3 +487,39 @@ def test_command_that_chooses_links_reads_files_of_links(tmp_path):
     done = CliRunner().invoke(app, ["links", str(tmp_path / "latencies.csv")])
     assert "link b -> a has no rate" in str(done.exception)
     assert "no file gaai, nor a preset" in str(CliRunner().invoke(app, ["links", "gaai"]).exception)
+
+
+# ---- a search that ends before its time
+
+
+@pytest.mark.parametrize("goal", ["sum", "rate", "alignment"])
+def test_a_design_whose_time_is_up_is_not_worse_than_the_start(goal):
+    found = design(topologies.grid(9), goal=goal, starts=1, seconds=1e-6)
+    assert found.interrupted == "time is up"
+    assert found.after.value <= found.before.value * (1 + 1e-9)
+    assert found.evaluations == 0
+    assert found.notes[-1] == "time is up: these are the best weights so far"
+
+
+def test_an_interrupted_design_is_the_best_so_far(monkeypatch):
+    """Ctrl-C in the middle of a search; what was found until then is better than the start."""
+    count = 0
+
+    def interrupted(matrices, original=goals.summed):
+        nonlocal count
+        count += 1
+        if count == 30:
+            raise KeyboardInterrupt
+        return original(matrices)
+
+    monkeypatch.setattr(goals, "summed", interrupted)
+    shown = []
+    found = design(topologies.grid(9), goal="sum", progress=lambda step, values: shown.append(step))
+    assert (found.interrupted, found.evaluations, count) == ("interrupted", 29, 30)
+    assert found.after.value < found.before.value
+    assert found.to_dict()["interrupted"] is True
+
+
+def test_the_time_of_a_design_is_a_positive_number():
+    with pytest.raises(PerronError, match="positive number; got -1"):
+        design(topologies.grid(9), seconds=-1)

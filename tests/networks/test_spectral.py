@@ -1,5 +1,6 @@
 """Spectral metrics: closed forms, the definitions computed literally, and the paper's claims where they hold."""
 
+from fractions import Fraction
 from math import cos, inf, log, pi, sqrt
 
 import numpy as np
@@ -143,6 +144,49 @@ def test_perron_vector_of_a_very_skewed_chain_is_accurate_in_every_entry():
     matrix += np.diag(1 - matrix.sum(axis=1))
     exact = (up / down) ** np.arange(n)
     assert np.allclose(spectral.perron(matrix) / (exact / exact.sum()), 1, rtol=1e-10)
+
+
+@pytest.mark.parametrize(
+    ("first", "second"), [(1e-2, 1e-3), (1e-6, 0.0), (1e-9, 1e-8), (1 - 1e-8, 1 - 1e-7), (0.0, 1e-12)]
+)
+def test_s_of_two_nodes_that_are_nearly_periodic_or_hardly_mix(first, second):
+    """A^i - A_inf = (1-p-q)^i (I - A_inf): a geometric series, of which up to 1e12 terms matter."""
+    p, q = 1 - Fraction(first), 1 - Fraction(second)
+    rho = abs(1 - p - q)
+    start = sqrt(2 * float(p**2 + q**2)) / float(p + q)  # ||I - A_inf||
+    s = spectral.mixing_sum([[float(1 - p), float(p)], [float(q), float(1 - q)]])
+    assert s.value == pytest.approx(
+        max(start / float(1 - rho), start**2 / float(1 - rho**2)), rel=1e-9 + 1e-15 / float(1 - rho)
+    )
+    assert not s.is_bound
+
+
+@pytest.mark.parametrize("n", [3, 8, 40])
+@pytest.mark.parametrize("stay", [1e-4, 1e-9])
+def test_s_of_a_nearly_periodic_ring_is_bounded_tightly(n, stay):
+    """Normal, so that s is a geometric series of rho; too many of its terms matter, and doubling bounds them."""
+    matrix = (1 - stay) * np.roll(np.eye(n), 1, axis=1) + stay * np.eye(n)
+    # 1 - rho^2 with rho^2 = (1-p)^2 + p^2 + 2 p (1-p) cos(2 pi/n)
+    gap = 2 * stay * (1 - stay) * (1 - cos(2 * pi / n))
+    exact = (1 + sqrt(1 - gap)) / gap
+    s = spectral.mixing_sum(matrix)
+    assert s.is_bound or n == 3
+    assert exact * (1 - 1e-6) <= s.value <= 1.01 * exact
+
+
+def test_the_bound_by_doubling_holds_where_powers_first_grow():
+    """A nearly periodic ring with one self-loop, against the sum of all terms, without the limit on their number."""
+    matrix = np.roll(np.eye(6), 1, axis=1)
+    matrix[0, 0], matrix[0, 1] = 0.01, 0.99
+    w = spectral.perron(matrix)
+    exact, step, deviation, norms = spectral.mixing_sum(matrix), matrix - w, np.eye(6) - w, []
+    for _ in range(50):
+        norms.append(np.linalg.norm(deviation, 2))
+        last, deviation = deviation, step @ deviation
+    bound = eigen._bounded_by_doubling(np.array(norms), step, last)
+    assert not exact.is_bound
+    assert exact.value <= bound.value <= 1.1 * exact.value
+    assert bound.peak == pytest.approx(exact.peak, rel=1e-9)
 
 
 def test_one_node():

@@ -11,8 +11,9 @@ from perron.clock import Clock, Machines
 from perron.errors import PerronError
 from perron.networks import topologies
 from perron.problems import Quadratic
+from perron.theory.rate_curve import MODES_FROM, RateCurve
 from perron.theory.recursion import recursion
-from perron.theory.time_to_accuracy import MODES_FROM, RateCurve, curvatures_of, steps_to_accuracy, time_to_accuracy
+from perron.theory.time_to_accuracy import curvatures_of, steps_to_accuracy, time_to_accuracy
 
 GRAPH = topologies.random_digraph(6, probability=0.4, seed=3)
 DIRECTED = Mixing.random_integer(GRAPH, seed=1)

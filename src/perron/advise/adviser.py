@@ -99,7 +99,8 @@ def advise(
         times = compare(mixing, needs, clock, goal, algorithms=algorithms, other_graphs=other_graphs, progress=progress)
         gradients = costs_of_a_gradient(mixing, needs, clock)
     exact = mixing.nodes <= (EXACT_UP_TO if clock is None else EXACT_WITH_CLOCK)
-    assessments = tuple(_assess(name, mixing, needs, exact=exact) for name in names)
+    network = Network(mixing)  # shared by all algorithms: its Perron vectors and sums are computed once
+    assessments = tuple(_assess(name, network, needs, exact=exact) for name in names)
     chosen = _choice(assessments)
     horizons: list[Horizon] = []
     if chosen is not None and chosen.error is not None and family is not None and mixing.nodes > 1 and exact:
@@ -126,13 +127,14 @@ def advise(
     return replace(advice, words=tuple(words))
 
 
-def _assess(name: str, mixing: Mixing, needs: Needs, *, exact: bool) -> Assessment:
-    """Assess one algorithm, on the network that it needs."""
+def _assess(name: str, given: Network, needs: Needs, *, exact: bool) -> Assessment:
+    """Assess one algorithm, on the network that it needs: the given one, or trees on its links."""
     algorithm = ALGORITHMS[name]
     about = algorithm.about
     result = Assessment(name=name, title=about.title, family=about.family)
     try:
-        network = Network(_suited(algorithm, mixing))
+        suited = _suited(algorithm, given.mixing)
+        network = given if suited is given.mixing else Network(suited)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # the table has the same information
             algorithm.check(network)

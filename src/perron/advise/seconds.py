@@ -30,7 +30,7 @@ from perron.theory.time_to_accuracy import StepsToAccuracy, steps_to_accuracy
 
 TIMED = ("push_pull", "push_pull_pu", "push_pull_atc", "local_push_pull", "exact_diffusion", "extra")
 STEPS_UP_TO = 200  # nodes; beyond, theory takes minutes, and seconds per step are all that is said
-BIASED, LARGE = "biased: reaches no given accuracy", "steps are predicted for smaller networks only"
+BIASED, LARGE = "biased: reaches no given accuracy", "steps are not predicted for more than 200 nodes"
 FEWEST = (
     0.8  # no candidate takes fewer than this share of the steps on the complete graph: slow ones need no further look
 )

@@ -104,16 +104,22 @@ def design(
     tries: Annotated[
         int | None, option("--tries", "N", "Goal time: networks tried for each algorithm (default: 300).", LINKS, min=1)
     ] = None,
+    seconds: Annotated[
+        float | None,
+        option(
+            "--seconds", "S", "Time that the search may take; the best found so far is the result (default: no limit)."
+        ),
+    ] = None,
     out: Annotated[Path | None, out_option("Write the weights, for perron.read_mixing.", "FILE.npz")] = None,
     as_json: Json = False,
 ) -> None:
     """Choose mixing weights, or a graph, for a goal.
 
     --weights gives the weights to improve on. The goal time searches for the graph and the algorithm that take the fewest
-    seconds on given links; Ctrl-C ends the search with the best so far.
+    seconds on given links. Ctrl-C, or the end of --seconds, ends a search with the best found so far.
 
     perron design exponential --nodes 16 --goal rate --out weights.npz
-    perron design grid --goal level --step 0.05
+    perron design grid --goal level --step 0.05 --seconds 20
     perron design my-network.graphml --goal leaf --leaf 3
     perron design --goal time --links gaia --size 5.62e6 --compute 0.0254 --out network.npz
     """
@@ -130,6 +136,7 @@ def design(
             raise PerronError(f"--goal time searches among all graphs of the links; leave out {network!r}.")
         kind = "any" if directed == undirected else "directed" if directed else "undirected"
         settings = {"target": target, "condition": condition, "tries": tries, "algorithms": algorithm, "nodes": nodes}
+        settings |= {"seconds": seconds}
         if noise:
             settings |= {"noise_var": noise_variance(noise), "start": 2.0}  # as in perron advise: 2 L Delta
         _search(clock, kind, settings | {"seed": seed}, out, as_json=as_json)
@@ -166,6 +173,8 @@ def design(
             curvature=tuple(curvature) if curvature else (0.1, 0.3, 1.0),
             step=step,
             leaf=leaf,
+            seconds=seconds,
+            progress=None,
         )
     if out is not None:
         notes.append(f"written to {write_mixing(designed.mixing, out)}")

@@ -8,6 +8,7 @@ reported whatever it is.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from math import gcd, inf
 from typing import Any, Literal
@@ -20,9 +21,10 @@ from perron.algorithms import ALGORITHMS
 from perron.clock.candidates import Candidate, candidates, of_nodes
 from perron.clock.clock import Clock
 from perron.clock.overlays import delays
+from perron.design.effort import Effort, TimeIsUpError
 from perron.design.link_arrays import Links, connected, links_of, mixing_of, one_peer, places_of
 from perron.design.time_records import FastestGraph, TimedNetwork
-from perron.design.time_task import Task
+from perron.design.time_task import TimeTask
 from perron.errors import PerronError
 from perron.monitor.progress import Bar, OnProgress
 from perron.networks.graph import Graph
@@ -53,6 +55,7 @@ def fastest_graph(
     noise_var: float = 0.0,
     start: float = 1.0,
     weights: bool = True,
+    seconds: float | None = None,
     progress: bool | OnProgress | None = None,
 ) -> FastestGraph:
     """Search for the graph and the algorithm that take the fewest seconds on given links.
@@ -60,7 +63,8 @@ def fastest_graph(
     Starts are rings, trees, circulant graphs, the fastest links (`perron.clock.candidates`) and, for Push-Pull, pairs of these.
     From the best of them links are added, dropped and moved, or nodes and steps of graphs that vary in time; a change is kept
     if it takes fewer seconds. The result is never
-    slower than a start, and there may be faster ones. An interrupt (Ctrl-C) ends the search, with the best so far.
+    slower than a start, and there may be faster ones. An interrupt (Ctrl-C) ends the search, with the best so far, as does the
+    end of its time.
 
     Args:
         clock: machines and links, with the ``size`` of a model vector.
@@ -72,6 +76,7 @@ def fastest_graph(
         seed: of the search.
         target, condition, smoothness, noise_var, start: see `perron.theory.steps_to_accuracy`.
         weights: whether to design weights for the winner in the end, which are taken if they are faster.
+        seconds: the time that the search may take, of which each algorithm gets its share; no limit if None.
         progress: whether to show a bar, by default on a terminal; or a function, see `perron.simulate`.
 
     Example:
@@ -94,33 +99,36 @@ def fastest_graph(
     if not 2 <= n <= LARGEST:
         raise PerronError(f"A graph is sought for 2 to {LARGEST} nodes; got {n}.")
     machines.graph.check_strongly_connected()
-    task = Task(
+    task = TimeTask(
         clock.changed(machines=machines), target,
-        {"condition": condition, "smoothness": smoothness, "noise_var": noise_var, "start": start},
+        {"condition": condition, "smoothness": smoothness, "noise_var": noise_var, "start": start}, Effort(tries, seconds),
     )  # fmt: skip
     baselines = task.baselines()
     starts = candidates(machines, float(clock.size))
     searches = [_Search(task, name, tries, np.random.default_rng([rng_seed, k])) for k, name in enumerate(names)]
-    interrupted = False
+    effort = task.effort
     with single_threaded(), Bar(tries * len(names), progress, "searching for a graph") as bar:
         task.tell = lambda: _tell(bar, searches)
         try:
-            for search in searches:
-                search.run(starts)
+            for number, search in enumerate(searches):
+                search.effort = effort.share(1 / (len(searches) - number))
+                with suppress(TimeIsUpError):
+                    search.run(starts)
+                effort.reason = effort.reason or search.effort.reason
         except KeyboardInterrupt:
             if not any(search.seen for search in searches):
                 raise
-            interrupted = True
+            effort.interrupt()
     seen = [one for search in searches for one in search.seen]
     best = min(seen, key=lambda one: one.seconds, default=None)
     if best is None or best.seconds == inf:
         raise PerronError("No graph was found on which one of the algorithms has a stable step; allow more algorithms.")
     designed = None
-    if weights and not interrupted:
+    if weights and not effort.over:
         try:
             designed = task.with_weights(best)
         except KeyboardInterrupt:
-            interrupted = True
+            effort.interrupt()
     if designed is not None and designed.seconds < best.seconds:
         best = designed
     shown = [one for search in searches for one in search.summary()]
@@ -131,7 +139,7 @@ def fastest_graph(
         critical = f"a cycle that is not known, as compute times are random; with their means by {critical}"
     return FastestGraph(
         best, tuple(sorted(shown, key=lambda one: one.seconds)), plain, designed, critical,
-        {search.name: search.count for search in searches}, baselines, target, condition, noise_var, interrupted,
+        {search.name: search.count for search in searches}, baselines, target, condition, noise_var, effort.reason,
     )  # fmt: skip
 
 
@@ -159,13 +167,14 @@ def _tell(bar: Bar, searches: list[_Search]) -> None:
 class _Search:
     """The search for one algorithm."""
 
-    def __init__(self, task: Task, name: str, tries: int, rng: np.random.Generator) -> None:
+    def __init__(self, task: TimeTask, name: str, tries: int, rng: np.random.Generator) -> None:
         self.task, self.name, self.tries, self.rng = task, name, tries, rng
         self.undirected = ALGORITHMS[name].about.matrices.startswith("W")
         self.seen: list[TimedNetwork] = []
         self.starts: list[TimedNetwork] = []
         self.found: TimedNetwork | None = None
         self.count = 0
+        self.effort = task.effort
         clock = task.clock
         seconds = delays(clock.record, float(clock.size or 0.0), compute=0.0)
         self.seconds = np.where(np.isneginf(seconds), np.inf, seconds)
@@ -303,6 +312,8 @@ class _Search:
         return self._timed(name, mixing_of(pair, undirected=self.undirected), best)
 
     def _timed(self, name: str, mixing: Mixing, best: TimedNetwork | None = None) -> TimedNetwork:
+        if self.seen:  # of each algorithm, one network is evaluated in any case
+            self.effort.check()
         one = self.task.timed(self.name, name, mixing, best)
         self.count += 1
         self.task.tell()

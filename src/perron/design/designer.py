@@ -16,11 +16,13 @@ from perron._typing import FloatArray, check_whole
 from perron.algorithms import PushPull
 from perron.algorithms.base import Algorithm
 from perron.design import goals
+from perron.design.effort import Effort
 from perron.design.records import GOALS, Design, Measurement
 from perron.design.symmetric import fastest_symmetric
 from perron.design.uplink import spare_uplink
 from perron.design.weights import Balanced, Objective, Scalar, Simplex, Space, search
 from perron.errors import MixingError, PerronError
+from perron.monitor.progress import Bar, OnProgress
 from perron.networks import spectral
 from perron.networks.graph import Graph
 from perron.networks.mixing import Mixing
@@ -28,6 +30,7 @@ from perron.networks.stochastic import normalize_columns, normalize_rows
 from perron.theory.matrix_node import dense
 from perron.theory.stability import as_curvature, largest_curvature
 
+SURROGATES = 3  # at most, for a goal
 LARGEST = 300  # nodes: the search is dense
 METRICS = ("distance_sq_local", "distance_sq", "grad_norm_sq", "consensus_error_sq")
 Value = Callable[[list[FloatArray]], float]  # of A and B; smaller is better
@@ -48,6 +51,8 @@ def design(
     step: float | None = None,
     metric: str = "distance_sq_local",
     leaf: int | None = None,
+    seconds: float | None = None,
+    progress: bool | OnProgress | None = False,
 ) -> Design:
     """Design mixing weights on a digraph (models are pulled along ``graph``, trackers pushed along ``push_graph``) for a goal.
 
@@ -82,6 +87,9 @@ def design(
             Hessians ``(n, d, d)``, such as ``theory.linearize(problem, noise=False).curvature``.
         step, metric: for ``"level"``: the effective step, and the metric as `perron.theory.StationaryLevel` names it.
         leaf: for ``"leaf"``: the node.
+        seconds: the time that the search may take, or no limit if None; not for ``"symmetric"``, which is solved at once. An
+            interrupt (Ctrl-C) ends it, too. The best weights so far are returned, and `Design.interrupted` says why.
+        progress: whether to show a bar, None for on a terminal; or a function, see `perron.simulate`.
 
     Example:
         >>> import perron
@@ -98,24 +106,45 @@ def design(
             raise PerronError(f"goal={needed!r} and {name}, go together; got {goal!r} and {value!r}.")
     start = _uniform(graph, push_graph) if start is None else start
     _check_start(start, graph, push_graph)
-    task = Task(graph, push_graph, start, floor, starts, check_whole("The seed of a design", seed), iterations)
+    rng_seed = check_whole("The seed of a design", seed)
+    total = SURROGATES * (starts + 1) * iterations
+    with Bar(total, progress, "searching for weights") as bar:
+        effort = Effort(iterations, seconds, bar)
+        task = Task(graph, push_graph, start, floor, starts, rng_seed, effort)
+        found = _searched(task, goal, algorithm, curvature, step, metric, leaf)
+    if not effort.over:
+        return found
+    return replace(
+        found, notes=(*found.notes, f"{effort.reason}: these are the best weights so far"), interrupted=effort.reason
+    )
+
+
+def _searched(
+    task: Task,
+    goal: str,
+    algorithm: Algorithm | None,
+    curvature: float | Sequence[float] | Tensor,
+    step: float | None,
+    metric: str,
+    leaf: int | None,
+) -> Design:
     if goal in ("fastest", "sum"):
         return _fast_mixing(task, goal)
     if goal == "alignment":
         return _aligned(task)
     if goal in ("level", "rate"):
-        curvatures = _curvatures(curvature, goal, graph.nodes)
+        curvatures = _curvatures(curvature, goal, task.graph.nodes)
         # In units in which the largest curvature is one: neither the search nor rounding then depends on the unit of the loss.
         unit = largest_curvature(curvatures)
-        dynamics = goals.Dynamics(PushPull() if algorithm is None else algorithm, curvatures / unit, start)
+        dynamics = goals.Dynamics(PushPull() if algorithm is None else algorithm, curvatures / unit, task.start)
         return _fast_convergence(task, dynamics) if goal == "rate" else _low_level(task, dynamics, step, metric, unit)
     if goal == "balanced":
         return _balanced(task)
     if goal == "symmetric":
-        if push_graph != graph:
+        if task.push_graph != task.graph:
             raise MixingError("goal='symmetric' is for one graph; got two that differ. Leave push_graph out.")
-        W = fastest_symmetric(graph, floor)
-        kind = "" if start.is_symmetric else "symmetric"
+        W = fastest_symmetric(task.graph, task.floor)
+        kind = "" if task.start.is_symmetric else "symmetric"
         return _finished(task, goal, [W, W], _larger(spectral.decay_rate), 0, kind=kind)
     return _leaf(task, check_whole("leaf", leaf))
 
@@ -130,7 +159,7 @@ class Task:
     floor: float
     starts: int
     seed: int
-    iterations: int
+    effort: Effort
 
     @property
     def patterns(self) -> tuple[FloatArray, FloatArray]:
@@ -193,7 +222,7 @@ def _fast_mixing(task: Task, goal: str) -> Design:
     def tie_broken(matrices: list[FloatArray]) -> float:
         return value(matrices) + 1e-3 * float(np.mean([metric(m) for m in matrices]))  # the better side counts a little
 
-    found = search(task.spaces, objectives, task.guesses(), tie_broken, iterations=task.iterations)
+    found = search(task.spaces, objectives, task.guesses(), tie_broken, effort=task.effort)
     return _finished(task, goal, found.matrices, value, found.evaluations)
 
 
@@ -201,12 +230,12 @@ def _aligned(task: Task) -> Design:
     try:
         balanced = dense(Mixing.balanced(task.graph).pull)
     except PerronError:
-        found = search(task.spaces, [goals.residual], task.guesses(), goals.true_residual, iterations=task.iterations)
+        found = search(task.spaces, [goals.residual], task.guesses(), goals.true_residual, effort=task.effort)
         return _finished(task, "alignment", found.matrices, goals.true_residual, found.evaluations)
     A, evaluations = _fastest_balanced(task, balanced)
     starts = [[pair[1]] for pair in task.guesses()]
     found = search(
-        task.spaces[1:], [lambda m: goals.summed([m[0].T])], starts, _larger(_mixing_sum), iterations=task.iterations
+        task.spaces[1:], [lambda m: goals.summed([m[0].T])], starts, _larger(_mixing_sum), effort=task.effort
     )
     matrices = [A, found.matrices[0]]
     return _finished(task, "alignment", matrices, goals.true_residual, evaluations + found.evaluations)
@@ -229,7 +258,7 @@ def _fastest_balanced(task: Task, balanced: FloatArray) -> tuple[FloatArray, int
     while len(starts) <= task.starts // 2:
         with torch.no_grad():
             starts.append([np.asarray(space.matrix(torch.as_tensor(rng.standard_normal(space.size))))])
-    found = search([space], _fast_objectives(), starts, _larger(spectral.decay_rate), iterations=task.iterations)
+    found = search([space], _fast_objectives(), starts, _larger(spectral.decay_rate), effort=task.effort)
     return found.matrices[0], found.evaluations
 
 
@@ -240,7 +269,7 @@ def _fast_convergence(task: Task, dynamics: goals.Dynamics) -> Design:
         return dynamics.near_rate(task.mixing("rate", matrices), float(matrices[2][0]))
 
     objectives = [dynamics.rate(doublings) for doublings in (4, 7)]
-    found = search([*task.spaces, Scalar()], objectives, starts, near_rate, iterations=task.iterations)
+    found = search([*task.spaces, Scalar()], objectives, starts, near_rate, effort=task.effort)
     return _finished(task, "rate", found.matrices[:2], task.value(dynamics.best_rate), found.evaluations)
 
 
@@ -258,7 +287,7 @@ def _low_level(task: Task, dynamics: goals.Dynamics, step: float | None, metric:
         )
     value = task.value(lambda mixing: squared * dynamics.true_level(mixing, scaled, metric, rate**0.95))
     objective = dynamics.level(scaled, metric, rate)
-    found = search(task.spaces, [objective], task.guesses(), value, iterations=task.iterations)
+    found = search(task.spaces, [objective], task.guesses(), value, effort=task.effort)
     return _finished(task, "level", found.matrices, value, found.evaluations)
 
 
@@ -266,7 +295,7 @@ def _leaf(task: Task, leaf: int) -> Design:
     pulled, candidates = spare_uplink(task.graph, task.push_graph, leaf)
     pushed = min(candidates, key=lambda graph: _mixing_sum(normalize_columns(graph.adjacency()).toarray()))
     reduced = replace(task, graph=pulled, push_graph=pushed, start=_uniform(pulled, pushed))
-    found = search(reduced.spaces, [goals.summed], reduced.guesses(), _larger(_mixing_sum), iterations=task.iterations)
+    found = search(reduced.spaces, [goals.summed], reduced.guesses(), _larger(_mixing_sum), effort=task.effort)
     mixing = reduced.mixing("leaf", found.matrices)
     sent = sum(int((np.delete(matrix[:, leaf], leaf) > 0).sum()) for matrix in _matrices(task.start))
     before = Measurement(spectral.describe(task.start), sent)

@@ -46,6 +46,7 @@ class Design:
         after: metrics of ``mixing``.
         evaluations: the number of evaluations of an objective and its gradient.
         notes: remarks.
+        interrupted: why the search ended before its time: "interrupted" or "time is up"; empty if it did not.
     """
 
     goal: str
@@ -54,6 +55,7 @@ class Design:
     after: Measurement
     evaluations: int
     notes: tuple[str, ...] = ()
+    interrupted: str = ""
 
     def rows(self) -> list[tuple[str, str, str]]:
         """Return ``(label, before, after)``, for tables."""
@@ -63,6 +65,7 @@ class Design:
     def to_dict(self) -> dict[str, Any]:
         """Return plain data, for JSON."""
         facts = {"goal": self.goal, "value": GOALS[self.goal], "evaluations": self.evaluations, "notes": self.notes}
+        facts |= {"interrupted": bool(self.interrupted)}
         sides = {"before": self.before, "after": self.after}
         return to_jsonable(facts | {k: m.network.to_dict() | {"value": m.value} for k, m in sides.items()})
 

@@ -77,7 +77,7 @@ class FastestGraph:
         evaluations: of networks, by algorithm.
         baselines: all-reduce and a parameter server on the same links, fastest first; no graph is sought for them.
         target, condition, noise_var: what seconds are counted to, see `perron.theory.steps_to_accuracy`.
-        interrupted: whether the search was interrupted, so that there was less effort than asked for.
+        interrupted: why the search ended before its time: "interrupted" or "time is up"; empty if it did not.
     """
 
     best: TimedNetwork
@@ -90,7 +90,7 @@ class FastestGraph:
     target: float
     condition: float
     noise_var: float
-    interrupted: bool = False
+    interrupted: str = ""
 
     @property
     def mixing(self) -> Mixing:
@@ -134,7 +134,7 @@ class FastestGraph:
             paid = "which are taken" if self.designed is best else "which do not pay"
             lines.append(f"designed weights: {self.designed.seconds:.4g} s, {paid}")
         if self.interrupted:
-            lines.append("interrupted: this is the best so far")
+            lines.append(f"{self.interrupted}: this is the best so far")
         return lines
 
     def to_dict(self) -> dict[str, Any]:
@@ -149,7 +149,7 @@ class FastestGraph:
                 "critical": self.critical,
                 "goal": {"target": self.target, "condition": self.condition, "noise_var": self.noise_var},
                 "evaluations": self.evaluations,
-                "interrupted": self.interrupted,
+                "interrupted": bool(self.interrupted),
             }
         )
 

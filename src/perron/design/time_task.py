@@ -1,4 +1,4 @@
-"""What all searches for a fast graph share: the clock, the target, and the seconds of one network."""
+"""The seconds of one network on given links, for a search among many: only as accurately as the comparison needs."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from perron.clock.baselines import PLAIN, averages
 from perron.clock.candidates import tour
 from perron.clock.clock import Clock
 from perron.design.designer import design
+from perron.design.effort import Effort
 from perron.design.symmetric import fastest_symmetric
 from perron.design.time_records import TimedNetwork
 from perron.errors import PerronError
@@ -23,12 +24,13 @@ FEWEST = 0.5  # no network takes fewer than this share of the steps of gradient 
 
 
 @dataclass
-class Task:
+class TimeTask:
     """What all searches share."""
 
     clock: Clock
     target: float
     needs: dict[str, float]
+    effort: Effort
     tell: Callable[[], None] = field(default=lambda: None)
 
     @cached_property
@@ -97,7 +99,7 @@ class Task:
                 curvature = curvatures_of(1.0, self.needs["condition"])
                 mixing = design(
                     pull, push, goal="rate", algorithm=ALGORITHMS[best.algorithm], curvature=curvature, starts=1,
-                    iterations=60, start=best.mixing,
+                    iterations=60, start=best.mixing, seconds=self.effort.left,
                 ).mixing  # fmt: skip
         except (PerronError, ImportError):  # without cvxpy, or no weights of that kind
             return None

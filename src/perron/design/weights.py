@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from math import inf
 from typing import Any, Protocol
 
 import numpy as np
@@ -12,6 +13,7 @@ from scipy.optimize import minimize
 from torch import Tensor
 
 from perron._typing import FloatArray
+from perron.design.effort import Effort, TimeIsUpError
 from perron.errors import MixingError
 
 LIMIT = 12.0  # bound on the free parameters: e^-12 is nothing next to the floor, and beyond it gradients vanish
@@ -134,11 +136,12 @@ def search(
     starts: Sequence[list[FloatArray]],
     value: Callable[[list[FloatArray]], float],
     *,
-    iterations: int,
+    effort: Effort,
 ) -> Candidate:
     """Minimise one objective after the other from each start (L-BFGS-B); return the candidate with the smallest TRUE value.
 
-    The first start is a candidate as it is, so that the result is never worse than it.
+    The first start is a candidate as it is, so that the result is never worse than it. Where the time of ``effort`` is up or
+    the search is interrupted, the best so far is returned.
     """
     best, lowest, count = starts[0], value(starts[0]), 0
     cuts = np.cumsum([space.size for space in spaces])[:-1].tolist()
@@ -146,34 +149,58 @@ def search(
     def matrices(free: Tensor) -> list[Tensor]:
         return [space.matrix(part) for space, part in zip(spaces, torch.tensor_split(free, cuts), strict=True)]
 
-    for start in starts:
-        free = np.concatenate([space.free(matrix) for space, matrix in zip(spaces, start, strict=True)])
-        for objective in objectives:
-            free, evaluations = _minimized(lambda x, f=objective: f(matrices(x)), free, iterations)  # type: ignore[misc]
-            count += evaluations
-            with torch.no_grad():
-                candidate = [np.asarray(matrix) for matrix in matrices(torch.as_tensor(free))]
-            reached = value(candidate)
-            if reached < lowest:
-                best, lowest = candidate, reached
+    try:
+        for start in starts:
+            free = np.concatenate([space.free(matrix) for space, matrix in zip(spaces, start, strict=True)])
+            for objective in objectives:
+                if effort.over:
+                    break
+                title = f"searching for weights, {lowest:.4g}"
+
+                def surrogate(point: Tensor, objective: Objective = objective) -> Tensor:
+                    return objective(matrices(point))
+
+                free, evaluations = _minimized(surrogate, free, effort, title)
+                count += evaluations
+                with torch.no_grad():
+                    candidate = [np.asarray(matrix) for matrix in matrices(torch.as_tensor(free))]
+                reached = value(candidate)
+                if reached < lowest:
+                    best, lowest = candidate, reached
+    except KeyboardInterrupt:
+        effort.interrupt()
     return Candidate(best, lowest, count)
 
 
-def _minimized(objective: Callable[[Tensor], Tensor], free: FloatArray, iterations: int) -> tuple[FloatArray, int]:
-    worst = 0.0
+def _minimized(
+    objective: Callable[[Tensor], Tensor], free: FloatArray, effort: Effort, title: str
+) -> tuple[FloatArray, int]:
+    """The best parameters, and the number of evaluations; the best so far where the time is up or a user interrupts."""
+    worst, best, least, count = 0.0, free, inf, 0
 
     def with_gradient(x: FloatArray) -> tuple[float, FloatArray]:
-        nonlocal worst
+        nonlocal worst, best, least, count
+        effort.check()
         point = torch.tensor(x, requires_grad=True)
         value = objective(point)
         (gradient,) = torch.autograd.grad(value, point)
+        count += 1
+        effort.advance(title)
         if not (bool(value.isfinite()) and bool(gradient.isfinite().all())):
             return abs(worst) * 10 + 1e3, np.zeros_like(x)  # too long a step, into an unstable region: turn back
         worst = max(worst, float(value.detach()))
+        if float(value.detach()) < least:
+            best, least = x.copy(), float(value.detach())
         return float(value.detach()), np.asarray(gradient)
 
-    result: Any = minimize(
-        with_gradient, free, jac=True, method="L-BFGS-B", bounds=[(-LIMIT, LIMIT)] * len(free),
-        options={"maxiter": iterations, "maxcor": 20, "ftol": 1e-10, "gtol": 1e-9},
-    )  # fmt: skip
-    return np.asarray(result.x), int(result.nfev)
+    try:
+        result: Any = minimize(
+            with_gradient, free, jac=True, method="L-BFGS-B", bounds=[(-LIMIT, LIMIT)] * len(free),
+            options={"maxiter": effort.iterations, "maxcor": 20, "ftol": 1e-10, "gtol": 1e-9},
+        )  # fmt: skip
+    except TimeIsUpError:
+        return best, count
+    except KeyboardInterrupt:
+        effort.interrupt()
+        return best, count
+    return np.asarray(result.x), count

@@ -9,10 +9,7 @@ from math import exp, inf, isfinite, log, sqrt
 from typing import Any, NamedTuple
 
 import numpy as np
-from scipy.linalg import eigvals
 from scipy.sparse import csc_array, csr_array, diags_array, eye_array, issparse
-from scipy.sparse.linalg import ArpackNoConvergence, LinearOperator, eigs, eigsh, onenormest, splu, svds
-from threadpoolctl import threadpool_limits
 
 from perron._typing import FloatArray
 from perron.errors import SpectralError
@@ -22,8 +19,11 @@ from perron.networks.stochastic import TOLERANCE, Matrix, to_dense
 DENSE_UP_TO = 600  # nodes; larger matrices are sparse
 POWER_STEPS = 3000  # largest number of power iterations; graphs that mix more slowly need another method
 REDUCE_UP_TO = 2500  # nodes; state reduction of a slowly mixing matrix, which is exact, takes seconds at this size
+SPARSE_SHARE = 0.1  # of entries, up to which a block of a matrix is faster by its indices
 BLOCK_ENTRIES = 8_000_000  # largest number of entries of a block of powers
-MAX_WORK = 4e10  # operations for s (some seconds); above, an upper bound is computed instead
+MAX_WORK = 1e10  # operations for s (about a second); above, an upper bound is computed instead
+TERM_WORK = 1e5  # of each term besides, the operations that take as long
+DOUBLINGS = 64  # of the number of terms, for a bound on all later ones
 
 
 class MixingSum(NamedTuple):
@@ -78,7 +78,11 @@ def reduce_states(rows: Matrix) -> FloatArray:
     n = len(P)
     for k in range(n - 1, 0, -1):
         P[:k, k] /= P[k, :k].sum()
-        P[:k, :k] += np.outer(P[:k, k], P[k, :k])
+        into, out = np.flatnonzero(P[:k, k]), np.flatnonzero(P[k, :k])
+        if len(into) * len(out) < SPARSE_SHARE * k * k:  # the rest of the outer product is zero
+            P[np.ix_(into, out)] += np.outer(P[into, k], P[k, out])
+        else:
+            P[:k, :k] += np.outer(P[:k, k], P[k, :k])
     pi = np.ones(n)
     for k in range(1, n):
         pi[k] = pi[:k] @ P[:k, k]
@@ -96,6 +100,8 @@ def _iterate(rows: csr_array) -> FloatArray:
             return pi
     if n <= REDUCE_UP_TO:
         return reduce_states(rows)
+    from scipy.sparse.linalg import LinearOperator, onenormest, splu
+
     # A graph that mixes slowly is ring- or grid-like and factorizes with little fill. The entry of one node is fixed.
     system = csc_array(eye_array(n - 1) - columns[1:, 1:])
     factor = splu(system)
@@ -119,7 +125,7 @@ def second_modulus(rows: Matrix, pi: FloatArray) -> float:
         return 0.0
     if not issparse(rows):
         # A - 1 pi^T has the eigenvalues of A, with the one that is 1 replaced by 0.
-        return float(np.abs(eigvals(rows - pi)).max())
+        return float(np.abs(np.linalg.eigvals(rows - pi)).max())
     # The eigenvalues of a reducible matrix are those of its diagonal blocks, the strongly connected components.
     graph = Graph.from_matrix(rows)
     sizes = np.bincount(graph.components)
@@ -135,7 +141,10 @@ def _block_modulus(block: csr_array, pi: FloatArray) -> float:
     """Return the largest modulus of an eigenvalue of a component, without the Perron one if it is the root's (pi > 0)."""
     n = block.shape[0]
     if n <= DENSE_UP_TO:
-        return float(np.abs(eigvals(block.toarray() - pi)).max())
+        return float(np.abs(np.linalg.eigvals(block.toarray() - pi)).max())
+    from scipy.sparse.linalg import ArpackNoConvergence, LinearOperator, eigs
+    from threadpoolctl import threadpool_limits
+
     columns = csr_array(block.T)
     operator = LinearOperator((n, n), matvec=lambda v: columns @ v - pi * v.sum(), dtype=np.float64)
     start = np.random.default_rng(0).standard_normal(n)
@@ -160,7 +169,7 @@ def _block_modulus(block: csr_array, pi: FloatArray) -> float:
     return float(np.abs(found).max())
 
 
-def _observed_decay(operator: LinearOperator, start: FloatArray, steps: int = 200) -> float:
+def _observed_decay(operator: Any, start: FloatArray, steps: int = 200) -> float:
     """Return the factor by which a deviation shrinks in a step, after many steps, with an error of about a percent."""
     vector, logarithm, half = start, 0.0, 0.0
     for step in range(2 * steps):
@@ -182,6 +191,9 @@ def weighted_norm(rows: Matrix, pi: FloatArray) -> float:
     root = np.sqrt(pi)
     if not issparse(rows):
         return float(np.linalg.norm(root[:, None] * (rows - pi) / root, 2))
+    from scipy.sparse.linalg import ArpackNoConvergence, LinearOperator, eigsh, svds
+    from threadpoolctl import threadpool_limits
+
     scaled = csr_array(diags_array(root) @ rows @ diags_array(1 / root))
     transposed = csr_array(scaled.T)
     operator = LinearOperator(
@@ -209,12 +221,11 @@ def skewness(pi: FloatArray) -> float:
 
 def summed_norms(rows: Matrix, pi: FloatArray, power: int, tolerance: float, beta: float | None = None) -> MixingSum:
     """Return s of A^power: the sum itself, or a bound if that takes too long; ``beta`` may be given if it is known."""
-    norms = None if issparse(rows) else _deviation_norms(np.linalg.matrix_power(rows, power), pi, tolerance)
-    if norms is None:
-        return bounded_sum(pi, (weighted_norm(rows, pi) if beta is None else beta) ** power)
-    plain, squared = norms.sum(), (norms**2).sum()
-    largest = norms if plain >= squared else norms**2
-    return MixingSum(float(largest.sum()), _tail(largest), float(norms.max()), is_bound=False)
+    found = None if issparse(rows) else _dense_sum(np.linalg.matrix_power(rows, power), pi, tolerance)
+    if found is not None and not found.is_bound:
+        return found
+    bound = bounded_sum(pi, (weighted_norm(rows, pi) if beta is None else beta) ** power)
+    return bound if found is None else min(bound, found, key=lambda one: one.value)
 
 
 def bounded_sum(pi: FloatArray, beta: float) -> MixingSum:
@@ -229,14 +240,15 @@ def bounded_sum(pi: FloatArray, beta: float) -> MixingSum:
     return MixingSum(max(plain, squared), 0.0, max(first, sqrt(kappa) * beta), is_bound=True)
 
 
-def _deviation_norms(rows: FloatArray, pi: FloatArray, tolerance: float) -> FloatArray | None:
-    """Return ||A^i - A_inf||, i = 0, 1, ..., until the rest is below ``tolerance`` of the sum; None if that takes too long.
+def _dense_sum(rows: FloatArray, pi: FloatArray, tolerance: float) -> MixingSum:
+    """Return s from the norms ||A^i - A_inf||, i = 0, 1, ..., or a bound if there are too many that matter.
 
-    E_0 = I - A_inf and E_{i+1} = (A - A_inf) E_i. When the numerical rank of E_i has fallen, the iteration continues in an
-    orthonormal basis of its range and row space, in which the matrices are small and have the same norms.
+    E_0 = I - A_inf and E_{i+1} = (A - A_inf) E_i, until the rest is below ``tolerance`` of the sum. When the numerical rank of
+    E_i has fallen, the iteration continues in an orthonormal basis of its range and row space, in which the matrices are small
+    and have the same norms; with rank one the rest is a geometric series, however slowly it falls.
     """
     step, deviation = rows - pi, np.eye(len(pi)) - pi
-    norms: list[float] = [float(np.linalg.norm(deviation, 2))]
+    norms: FloatArray = np.array([np.linalg.norm(deviation, 2)])
     work = 0.0
     while True:
         size = len(deviation)
@@ -244,19 +256,42 @@ def _deviation_norms(rows: FloatArray, pi: FloatArray, tolerance: float) -> Floa
         for i in range(len(block)):
             deviation = block[i] = step @ deviation
         largest = np.linalg.eigvalsh(block @ block.transpose(0, 2, 1))[:, -1]  # of E E^T: several times faster than SVD
-        norms.extend(np.sqrt(np.maximum(largest, 0)).tolist())
-        terms = np.array(norms)
-        if norms[-1] <= 1e-300 or _tail(terms) <= tolerance * terms.sum():
-            return terms
-        work += len(block) * (2 * size**3 + 800 * size**2)
+        norms = np.append(norms, np.sqrt(np.maximum(largest, 0)))
+        if norms[-1] <= 1e-300 or _tail(norms) <= tolerance * norms.sum():
+            largest = norms if norms.sum() >= (norms**2).sum() else norms**2
+            return MixingSum(float(largest.sum()), _tail(largest), float(norms.max()), is_bound=False)
+        work += len(block) * (2 * size**3 + 800 * size**2 + TERM_WORK)
         if work > MAX_WORK:
-            return None
+            return _bounded_by_doubling(norms, step, deviation)
         left, sizes, _ = np.linalg.svd(deviation)
         rank = int((sizes > 1e-13 * sizes[0]).sum())
         if rank < size:
             basis = left[:, :rank]
             # The range is invariant up to rounding: step maps it into itself.
             step, deviation = basis.T @ step @ basis, np.diag(sizes[:rank])
+        if rank == 1 and (ratio := float(abs(step.item()))) < 1:
+            rest, rest_squared = (last * r / (1 - r) for last, r in ((norms[-1], ratio), (norms[-1] ** 2, ratio**2)))
+            whole = max(norms.sum() + rest, (norms**2).sum() + rest_squared)
+            return MixingSum(float(whole), 0.0, float(norms.max()), is_bound=False)
+
+
+def _bounded_by_doubling(norms: FloatArray, step: FloatArray, deviation: FloatArray) -> MixingSum:
+    """Return a bound on s from the first k norms: ||E_{k+i}|| <= ||E_k|| ||E_i||, so that S_2k <= S_k (1 + ||E_k||).
+
+    ``deviation`` is the last of E_i, i < k; step^k maps E_i to E_{i+k}.
+    """
+    deviation, power = step @ deviation, np.linalg.matrix_power(step, len(norms))
+    plain, squared, peak, count = norms.sum(), (norms**2).sum(), norms.max(), float(len(norms))
+    for _ in range(DOUBLINGS):
+        rounding = 1e-14 * count  # of as many products, which must not invalidate the bound
+        size = float(np.linalg.norm(deviation, 2)) * (1 + rounding)
+        plain, squared, peak = plain * (1 + size), squared * (1 + size**2), peak * max(1.0, size)
+        if size < 1e-16:
+            break
+        deviation, power, count = power @ deviation, power @ power, 2 * count
+    else:
+        plain = squared = peak = inf
+    return MixingSum(float(max(plain, squared)), 0.0, float(peak), is_bound=True)
 
 
 def _tail(terms: FloatArray) -> float:

@@ -7,8 +7,6 @@ from typing import Any
 
 import numpy as np
 from scipy.sparse import block_array, csr_array, diags_array
-from scipy.sparse.csgraph import connected_components, maximum_bipartite_matching, shortest_path
-from scipy.sparse.linalg import spsolve
 
 from perron._typing import FloatArray, IntArray
 from perron.errors import GraphError, MixingError, brief, listed
@@ -69,6 +67,8 @@ def metropolis(graph: Graph) -> csr_array:
 
 def choose_root(down: Graph, up: Graph) -> int:
     """Return the common root of two graphs with the smallest sum of the depths of its two breadth-first trees."""
+    from scipy.sparse.csgraph import shortest_path
+
     each = {"pull": down.roots(), "push": up.roots()}
     check_connected("rooted", each, [])
     roots = np.intersect1d(each["pull"], each["push"])
@@ -124,6 +124,8 @@ def balance(graph: Graph, tolerance: float = 1e-13) -> csr_array:
     The scaling minimizes the convex function sum_ij M_ij exp(u_i + v_j) - sum u - sum v: first by Sinkhorn sweeps, then by
     Newton's method, because Sinkhorn alone needs about n^2 sweeps on a ring-like graph.
     """
+    from scipy.sparse.csgraph import connected_components
+
     graph.check_strongly_connected()
     M = graph.adjacency()
     _check_total_support(graph, M)
@@ -154,6 +156,8 @@ def balance(graph: Graph, tolerance: float = 1e-13) -> csr_array:
 
 def _newton_step(W: csr_array, rows: FloatArray, columns: FloatArray, error: FloatArray, free: IntArray) -> FloatArray:
     """Solve [[diag rows, W], [W^T, diag columns]] step = error for the free unknowns; the others do not move."""
+    from scipy.sparse.linalg import spsolve
+
     hessian = block_array([[diags_array(rows), W], [W.T, diags_array(columns)]]).tocsc()[free][:, free]
     step = np.zeros(len(error))
     step[free] = spsolve(hessian.tocsc(), error[free])
@@ -162,6 +166,8 @@ def _newton_step(W: csr_array, rows: FloatArray, columns: FloatArray, error: Flo
 
 def _check_total_support(graph: Graph, M: csr_array) -> None:
     """Refuse a pattern with an edge that lies on no permutation: no doubly stochastic matrix has this pattern."""
+    from scipy.sparse.csgraph import connected_components, maximum_bipartite_matching
+
     column = maximum_bipartite_matching(M, perm_type="column")
     if (column < 0).any():
         row = int(np.flatnonzero(column < 0)[0])

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from inspect import signature
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from scipy.sparse import csr_array, eye_array
@@ -13,10 +13,11 @@ from scipy.sparse import csr_array, eye_array
 from perron._registry import lookup
 from perron.errors import FileError, GraphError, PerronError
 from perron.networks import released, topologies
-from perron.networks._formats import WeightedNetwork
-from perron.networks.files import holds_mixing, read_matrix, read_mixing, read_network
 from perron.networks.graph import Graph, as_graph
 from perron.networks.mixing import RULES, Mixing
+
+if TYPE_CHECKING:  # readers of files are imported where they are needed
+    from perron.networks._formats import WeightedNetwork
 
 Graphs = Graph | tuple[Graph, ...]  # several: one per step of the period
 NetworkLike = (
@@ -110,6 +111,8 @@ def load_network(
     """
     changes = {"undirected": undirected or None, "largest-component": largest_component or None}
     if push is not None:
+        from perron.networks.files import read_matrix
+
         _refuse("a file with --push", nodes=nodes, weights=weights, seed=seed, set=options or None, **changes)
         mixing = Mixing(pull=read_matrix(name), push=read_matrix(push), name=f"{name}, {push}")
         return Loaded(mixing.pull_graph, mixing, [])
@@ -132,6 +135,8 @@ def is_file(name: str) -> bool:
 
 
 def _from_file(path: Path, weights: str | None, seed: int | None, changes: Mapping[str, bool | None]) -> Loaded:
+    from perron.networks.files import holds_mixing, read_mixing, read_network
+
     if holds_mixing(path):
         _refuse("a file that holds both matrices", weights=weights, seed=seed, **changes)
         mixing = read_mixing(path)

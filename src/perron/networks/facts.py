@@ -38,12 +38,12 @@ class Network:
     @cached_property
     def pull_sum(self) -> float:
         """s_A, or an upper bound on a large network."""
-        return spectral.mixing_sum(spectral.period_product(self.mixing, "pull")).value
+        return spectral.mixing_sum(spectral.period_product(self.mixing, "pull"), pi=self.pull_perron).value
 
     @cached_property
     def push_sum(self) -> float:
         """s_B, or an upper bound on a large network."""
-        return spectral.mixing_sum(spectral.period_product(self.mixing, "push")).value
+        return spectral.mixing_sum(spectral.period_product(self.mixing, "push"), pi=self.push_perron).value
 
     @cached_property
     def pull_spectrum(self) -> NDArray[np.complex128]:

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike
 from scipy.sparse import csr_array, issparse
-from scipy.sparse.csgraph import breadth_first_order, connected_components
 
 from perron._typing import IntArray
 from perron.errors import GraphError, brief, listed
@@ -22,6 +21,8 @@ from perron.networks.layout import to_svg
 
 if TYPE_CHECKING:
     import networkx as nx
+
+FEW_EDGES = 5000  # up to which a search in Python takes less time than the import of SciPy's graph routines
 
 
 class Tree(NamedTuple):
@@ -187,6 +188,10 @@ class Graph:
     @cached_property
     def components(self) -> IntArray:
         """The strongly connected component of each node, as a number."""
+        if len(self._links.indices) <= FEW_EDGES and _reaches_all(self._links) and _reaches_all(self._by_source):
+            return _frozen(np.zeros(self.nodes, dtype=np.int64))
+        from scipy.sparse.csgraph import connected_components
+
         _, component = connected_components(self._links, directed=True, connection="strong")
         return _frozen(component.astype(np.int64))
 
@@ -249,6 +254,8 @@ class Graph:
 
         The tree along which messages flow from every node to ``root`` is ``graph.reverse().tree(root)``.
         """
+        from scipy.sparse.csgraph import breadth_first_order
+
         root = self.check_node(root)
         order, parent = breadth_first_order(self._by_source, root, directed=True)
         if len(order) < self.nodes:
@@ -334,6 +341,18 @@ def as_graph(value: Any) -> Any:
     if issparse(value) or (isinstance(value, np.ndarray) and value.ndim == 2):
         return Graph.from_matrix(value)
     return value
+
+
+def _reaches_all(matrix: csr_array) -> bool:
+    """Whether a path along entries [i, j], from i to j, leads from node 0 to every other."""
+    starts, neighbors = matrix.indptr.tolist(), matrix.indices.tolist()
+    seen, stack = {0}, [0]
+    while stack:
+        node = stack.pop()
+        new = set(neighbors[starts[node] : starts[node + 1]]) - seen
+        seen |= new
+        stack += new
+    return len(seen) == matrix.shape[0]
 
 
 def _neighbors(matrix: csr_array, row: int) -> IntArray:

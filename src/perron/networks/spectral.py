@@ -75,17 +75,20 @@ def skewness(matrix: Any) -> float:
     return _eigen.skewness(perron(matrix))
 
 
-def mixing_sum(matrix: Any, *, power: int = 1, tolerance: float = 1e-9) -> MixingSum:
+def mixing_sum(matrix: Any, *, power: int = 1, tolerance: float = 1e-9, pi: FloatArray | None = None) -> MixingSum:
     """Return s of A^power: the maximum of sum_i ||A^(power i) - A_inf|| and of the sum of their squares, i = 0, 1, ...
 
     The sum is truncated when the rest is provably below ``tolerance`` times the sum: with q = ||A^k - A_inf|| < 1 for some k, the
-    rest is at most q/(1-q) times the last k terms, because ||A^(i+k) - A_inf|| <= q ||A^i - A_inf||. Above 600 nodes, or if the
-    matrix mixes very slowly, the result is an upper bound, from ||A^i - A_inf|| <= sqrt(kappa) beta^i.
+    rest is at most q/(1-q) times the last k terms, because ||A^(i+k) - A_inf|| <= q ||A^i - A_inf||. Once A^i - A_inf has rank
+    one, as for two nodes, the rest is a geometric series. If the matrix mixes too slowly for that, as a nearly periodic one,
+    the result is an upper bound: the smaller one of S_2k <= S_k (1 + ||A^k - A_inf||) for the sums S_k of k terms, and of
+    ||A^i - A_inf|| <= sqrt(kappa) beta^i, which alone is used above 600 nodes. It takes about a second at most. ``pi`` is the
+    Perron vector, if it is known.
     """
     if not isinstance(power, int) or power < 1:
         raise SpectralError(f"mixing_sum needs a whole power >= 1; got {power}.")
     rows = _eigen.row_stochastic(matrix)
-    return _eigen.summed_norms(rows, _eigen.perron_vector(rows), power, tolerance)
+    return _eigen.summed_norms(rows, _eigen.perron_vector(rows) if pi is None else pi, power, tolerance)
 
 
 def peak_deviation(matrix: Any) -> float:

@@ -12,7 +12,7 @@ from math import inf, nan, sqrt
 from typing import Any
 
 import numpy as np
-from scipy.stats import norm, t
+from scipy.special import ndtri, stdtrit
 
 from perron._registry import public_dir
 from perron._typing import FloatArray, IntArray
@@ -136,7 +136,7 @@ def power_law(
     height = np.average(v, weights=weight)
     rest = v - height - slope * (u - center)
     misfit = float((weight * rest**2).sum()) / max(len(u) - 2, 1)
-    quantile = t.ppf(0.975, trials - 1) if trials else norm.ppf(0.975)
+    quantile = stdtrit(trials - 1, 0.975) if trials else ndtri(0.975)  # of Student's t, and of the normal distribution
     width = float(quantile) * sqrt(max(1.0, misfit) / spread)
     return Fit(slope, slope - width, slope + width, (float(np.exp(center)), float(np.exp(height))))
 

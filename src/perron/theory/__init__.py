@@ -5,12 +5,12 @@ from perron.theory.adaptive import effective_step
 from perron.theory.constants import Constants, estimate, estimate_model
 from perron.theory.horizon import Horizon, crossover
 from perron.theory.levels import Linearization, StationaryLevel, distance_floor, linearize, noise_floor, stationary
+from perron.theory.rate_curve import RateCurve
 from perron.theory.recursion import Recursion, recursion
 from perron.theory.sensitivity import Sensitivity, sensitivity
 from perron.theory.stability import BestStep, StableRange, best_lr, rate, stable_lr, transient
 from perron.theory.theorem import TheoremOne
 from perron.theory.time_to_accuracy import (
-    RateCurve,
     StepsToAccuracy,
     TimeToAccuracy,
     steps_to_accuracy,

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 from math import inf, isfinite
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
-from scipy.sparse.linalg import LinearOperator, eigs
 from torch import Tensor
 
 from perron.algorithms.base import Algorithm, advance
@@ -17,18 +17,10 @@ from perron.monitor.progress import waiting
 from perron.networks.facts import Network
 from perron.networks.mixing import Mixing
 from perron.problems.base import Problem
-from perron.theory.levels import (
-    ClosedStep,
-    check_nodes,
-    closed_loop,
-    linearize,
-    optimum_of,
-    period_matrix,
-    spectral_radius,
-    stationary,
-)
+from perron.theory.levels import check_nodes, linearize, optimum_of, stationary
 from perron.theory.matrix_node import matrix_node
-from perron.theory.recursion import LARGEST, as_network, check_lr, single_threaded, unit_recursion
+from perron.theory.rate_curve import HessianRates, RateCurve, SharedRates
+from perron.theory.recursion import as_network, check_lr, single_threaded, unit_recursion
 
 # Effective step times largest curvature, in the search for stable steps:
 SMALLEST, GREATEST = 1e-3, 10.0  # its first and last value
@@ -70,7 +62,7 @@ def rate(algorithm: Algorithm, network: Network | Mixing, lr: float, problem: Pr
     """
     network = as_network(network)
     check_lr(lr)
-    return _rate(algorithm, network, lr, _curvature(problem, network))
+    return _rates(algorithm, network, _curvature(problem, network))(lr)
 
 
 @single_threaded()
@@ -94,10 +86,11 @@ def stable_lr(algorithm: Algorithm, network: Network | Mixing, problem: Problem 
     """
     network = as_network(network)
     curvature = _curvature(problem, network)
-    unit = _unit(algorithm, network, curvature)
+    unit, rates = _unit(algorithm, network, curvature), _rates(algorithm, network, curvature)
 
+    @cache
     def contracts(step: float) -> bool:
-        return _rate(algorithm, network, step * unit, curvature) < 1 - 1e-12
+        return rates.contracts(step * unit, 1 - 1e-12)
 
     first = SMALLEST
     while not contracts(first) and first > LEAST:  # slow networks need tiny steps
@@ -144,10 +137,10 @@ def best_lr(
         return None
     upper = stable.upper if isfinite(stable.upper) else GREATEST * _unit(algorithm, network, curvature)
     ends = (max(stable.lower, upper * 0.02), upper)
-    best = BestStep(0.0, inf)
+    best, rate_of = BestStep(0.0, inf), _rates(algorithm, network, curvature)
     for _ in range(4):  # finer and finer grids: the rate has kinks, where another mode becomes the slowest
         grid = np.geomspace(*ends, 14).tolist()
-        rates = [_rate(algorithm, network, lr, curvature) for lr in grid]
+        rates = [rate_of(lr) for lr in grid]
         least = int(np.argmin(rates))
         best = min(best, BestStep(grid[least], rates[least]), key=lambda step: step.rate)
         ends = (grid[max(least - 1, 0)], grid[min(least + 1, len(grid) - 1)])
@@ -229,40 +222,11 @@ def _unit(algorithm: Algorithm, network: Network, curvature: Tensor) -> float:
     return 1 / (largest_curvature(curvature) * algorithm.effective_step(network))
 
 
-def _rate(algorithm: Algorithm, network: Network, lr: float, curvature: Tensor) -> float:
+def _rates(algorithm: Algorithm, network: Network, curvature: Tensor) -> SharedRates | HessianRates:
+    """The rate as a function of lr."""
     unit = unit_recursion(algorithm, network)
-    size = unit.size * (1 if curvature.ndim == 1 else curvature.shape[-1])
-    if size > LARGEST:
-        raise PerronError(f"The recursion has {size} unknowns, and theory works with dense matrices, up to {LARGEST}.")
     if not unit.stages[0].R.shape[0]:
         raise PerronError(f"{algorithm.about.title} asks for no gradients, so that no step is too large for it.")
-    steps, _ = closed_loop(unit, lr * curvature)
-    radius = _mean_square_rate(steps, unit.variance) if unit.fluctuations else spectral_radius(period_matrix(steps))
-    return radius ** (1 / len(steps))
-
-
-def _mean_square_rate(steps: list[ClosedStep], variance: float) -> float:
-    """The root of the spectral radius of X -> E[M X M^T], the map of second moments over a period."""
-    largest, size = 0.0, steps[0].M.shape[-1]
-    for system in range(len(steps[0].M)):
-        modes = [
-            torch.stack([step.M[system], *(variance**0.5 * part[system] for part, _ in step.parts)]) for step in steps
-        ]
-        if size**2 <= 800:  # as a matrix on flattened X: a sum of Kronecker products
-            whole = torch.eye(size**2, dtype=torch.float64)
-            for matrices in modes:
-                rows, columns = matrices.shape[1:]
-                whole = torch.einsum("kab,kcd->acbd", matrices, matrices).reshape(rows**2, columns**2) @ whole
-            largest = max(largest, spectral_radius(whole))
-            continue
-
-        def mapped(flat: Any, modes: list[Tensor] = modes) -> Any:
-            X = torch.as_tensor(np.asarray(flat).reshape(size, size))
-            for matrices in modes:
-                X = (matrices @ X @ matrices.mT).sum(0)
-            return X.reshape(-1).numpy()
-
-        operator = LinearOperator((size**2, size**2), matvec=mapped, dtype=np.float64)
-        values = eigs(operator, k=1, v0=np.eye(size).ravel(), tol=1e-6, return_eigenvectors=False)
-        largest = max(largest, float(np.abs(values).max()))
-    return largest**0.5
+    if curvature.ndim == 1:
+        return SharedRates(RateCurve(unit, network.mixing), curvature.tolist())
+    return HessianRates(unit, curvature)

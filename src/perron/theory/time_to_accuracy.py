@@ -17,10 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import exp, inf, isfinite, log, sqrt
 
-import numpy as np
 import torch
-from scipy.linalg import schur
-from torch import Tensor
 
 from perron.algorithms.base import Algorithm
 from perron.clock.clock import Clock
@@ -28,10 +25,9 @@ from perron.clock.cycle import CycleTime
 from perron.errors import PerronError
 from perron.networks.facts import Network
 from perron.networks.mixing import Mixing
-from perron.theory.levels import Linearization, closed_loop, spectral_radius, stationary_level
-from perron.theory.matrix_node import dense
-from perron.theory.recursion import TOLERANCE, Recursion, as_network, recursion, single_threaded
-from perron.theory.stability import _mean_square_rate
+from perron.theory.levels import Linearization, stationary_level
+from perron.theory.rate_curve import RateCurve
+from perron.theory.recursion import Recursion, as_network, recursion, single_threaded
 
 # Effective step times largest curvature, in the search for the best lr:
 LARGEST, SMALLEST, LEAST = 4.0, 2e-3, 1e-8  # where it begins and ends; where it ends if nothing larger is stable
@@ -39,10 +35,8 @@ RATIO, WORSE = 1.5, 4  # of neighbouring values, and how often they may be worse
 GOLDEN, SECTIONS = (sqrt(5) - 1) / 2, 7  # golden sections between the neighbours of the best value: to about 2 %
 STABLE = 1 - 1e-12  # a larger spectral radius does not count as convergence
 COARSELY = 0.75  # of the logarithm of a rate that is good enough: with less, lr is not refined
-MODES_FROM = 24  # nodes; with fewer, taking a recursion apart costs more than it saves
 TARGET, NOISY_TARGET, CONDITION = 1e-8, 1e-4, 50.0  # defaults: without noise, with noise; of the condition number
 LEAST_TARGET = 1e-28  # of |grad f|^2: below, double precision does not resolve the gradient
-NULL = 1e-10  # singular values below this count as zero
 
 
 @dataclass(frozen=True)
@@ -78,116 +72,6 @@ class TimeToAccuracy:
     def seconds(self) -> float:
         """Seconds in all; infinite if no step size is stable."""
         return self.cycle.seconds * self.found.steps if self.found else inf
-
-
-class RateCurve:
-    """The factor by which errors shrink in a step, as a function of lr times curvature; what `perron.theory.rate` returns.
-
-    Eigenvalues are those of the recursion on its reachable states, without directions that neither the next state nor the next
-    gradients depend on: with Push-Pull, of 2 n rows instead of 3 n. Where A = B is normal (symmetric or circulant weights), the
-    recursion falls apart into one of a few rows for each eigenvalue of A.
-
-    Args:
-        linear: the recursion at lr = 1.
-        mixing: its network; if None, it is not taken apart.
-    """
-
-    def __init__(self, linear: Recursion, mixing: Mixing | None = None) -> None:
-        self.linear, self.period = linear, len(linear.stages)
-        self._known: dict[float, float] = {}
-        if not linear.stages[0].R.shape[0]:
-            raise PerronError("This algorithm asks for no gradients, so that it needs no steps to minimise.")
-        self._systems: list[list[list[Tensor]]] = []  # of each: its stages P, Q, R, T
-        if linear.fluctuations:
-            return
-        stages = [[getattr(stage, name) for name in "PQRT"] for stage in linear.stages]
-        modes = None if mixing is None or self.period > 1 or mixing.nodes < MODES_FROM else _modes(stages[0], mixing)
-        self._systems = [_reduced(stages, linear.free)] if modes is None else modes
-
-    def __call__(self, product: float) -> float:
-        """Return the rate at one value of lr times curvature."""
-        if product not in self._known:
-            self._known[product] = self._radius(product) ** (1 / self.period)
-        return self._known[product]
-
-    def _radius(self, product: float) -> float:
-        if self.linear.fluctuations:
-            steps, _ = closed_loop(self.linear, torch.tensor([product], dtype=torch.float64))
-            return _mean_square_rate(steps, self.linear.variance)
-        radius = 0.0
-        for stages in self._systems:
-            through: Tensor | None = None
-            for P, Q, R, T in stages:
-                gradients = product * R
-                if T.any():
-                    gradients = torch.linalg.solve(torch.eye(T.shape[-1], dtype=T.dtype) - product * T, gradients)
-                M = P + Q @ gradients
-                through = M if through is None else M @ through
-            if through is None or not bool(through.isfinite().all()):
-                return inf
-            radius = max(radius, spectral_radius(through))
-        return radius
-
-    def worst(self, lr: float, powers: Mapping[float, float], above: float = inf) -> float:
-        """Return the largest rate over curvatures, each to a power of at least 1 if it is below 1.
-
-        Once one of them is above a value, the others are not computed.
-        """
-        found = 0.0
-        for curvature in sorted(powers, reverse=True):
-            rate = self(lr * curvature)
-            found = max(found, rate ** powers[curvature] if rate < 1 else rate)
-            if found > above:
-                break
-        return found
-
-
-def _reduced(stages: list[list[Tensor]], free: Tensor) -> list[list[Tensor]]:
-    """Stages on the smallest space with the same eigenvalues other than 0, within that of the columns of ``free``."""
-    P, _, R, _ = stages[0]
-    _, sizes, rows = torch.linalg.svd(torch.cat([P @ free, R @ free]))
-    rank = int((sizes > NULL * max(1.0, float(sizes.max()))).sum()) if sizes.numel() else 0
-    basis = free @ rows[:rank].mH
-    stages = [list(stage) for stage in stages]
-    stages[0][0], stages[0][2] = stages[0][0] @ basis, stages[0][2] @ basis
-    stages[-1][0], stages[-1][1] = basis.mH @ stages[-1][0], basis.mH @ stages[-1][1]
-    return stages
-
-
-def _modes(stage: list[Tensor], mixing: Mixing) -> list[list[list[Tensor]]] | None:
-    """The systems of few rows into which a recursion falls apart where A = B is normal; None elsewhere."""
-    if not (mixing.has_pull and mixing.has_push) or mixing.varies:
-        return None
-    A, n = dense(mixing.pull), mixing.nodes
-    if not np.array_equal(A, dense(mixing.push)) or not np.allclose(A @ A.T, A.T @ A, atol=1e-12):
-        return None
-    vectors = torch.as_tensor(np.linalg.eigh(A)[1] if np.array_equal(A, A.T) else schur(A, output="complex")[1])
-    blocks = []
-    for matrix in stage:  # (fields n, fields n), of which each block of n x n is diagonal in the vectors
-        parts = matrix.reshape(matrix.shape[0] // n, n, matrix.shape[1] // n, n).transpose(1, 2).to(vectors.dtype)
-        parts = vectors.mH @ parts @ vectors
-        diagonal = parts.diagonal(dim1=-2, dim2=-1)
-        if parts.numel() and float((parts - torch.diag_embed(diagonal)).abs().max()) > 1e-9:
-            return None
-        blocks.append(diagonal.permute(2, 0, 1))  # (n, fields, fields)
-    P, Q = blocks[:2]
-    one = torch.eye(P.shape[-1], dtype=P.dtype)
-    sizes = torch.linalg.svdvals(torch.cat([P - one, Q], dim=-1))
-    whole = sizes[:, -1] > TOLERANCE * sizes[:, 0].clamp(min=1.0)
-    systems = [[[block[whole] for block in blocks]]] if bool(whole.any()) else []
-    for k in (
-        torch.nonzero(~whole).flatten().tolist()
-    ):  # modes with conserved quantities, usually that of the mean alone
-        free, mode = one, [block[k] for block in blocks]
-        while free.shape[1]:
-            changes = [free.mH @ mode[0] @ free - torch.eye(free.shape[1], dtype=P.dtype), free.mH @ mode[1]]
-            basis, size, _ = torch.linalg.svd(torch.cat(changes, dim=1))
-            rank = int((size > TOLERANCE * max(float(size[0]), 1.0)).sum())
-            if rank == free.shape[1]:
-                break
-            free = free @ basis[:, :rank]
-        systems.append(_reduced([mode], free))
-    return systems
 
 
 def curvatures_of(smoothness: float, condition: float) -> tuple[float, float, float]:
