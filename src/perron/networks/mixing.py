@@ -41,8 +41,9 @@ from perron.networks.stochastic import (
     normalize_columns,
     normalize_rows,
     rescale,
+    same_pattern,
     to_csr,
-    to_dense,
+    update_digest,
     worst_asymmetry,
     worst_sum,
 )
@@ -178,7 +179,7 @@ matrices are row-stochastic, which lets the nodes agree, but on a wrong point. D
         digest = sha256()
         for matrices in self.sequences:
             for matrix in matrices:
-                digest.update(to_dense(matrix).tobytes())
+                update_digest(digest, matrix)
         return digest.hexdigest()[:12]
 
     @cached_property
@@ -371,8 +372,11 @@ matrices are row-stochastic, which lets the nodes agree, but on a wrong point. D
         return matrices[0]
 
     def _union_graph(self, side: Side) -> Graph:
-        union = sum(csr_array(matrix) for matrix in self._existing(side))
-        return Graph.from_matrix(union, name=f"{side} graph of {self.name or 'the mixing'}", labels=self.labels)
+        matrices, name = self._existing(side), f"{side} graph of {self.name or 'the mixing'}"
+        if side == "push" and self.has_pull and same_pattern(matrices, self._matrices["pull"]):
+            return self.pull_graph.renamed(name)
+        union = matrices[0] if len(matrices) == 1 else sum(csr_array(matrix) for matrix in matrices)
+        return Graph.from_matrix(union, name=name, labels=self.labels)
 
     def _graphs(self) -> list[Graph]:
         return ([self.pull_graph] if self.has_pull else []) + ([self.push_graph] if self.has_push else [])
@@ -381,7 +385,7 @@ matrices are row-stochastic, which lets the nodes agree, but on a wrong point. D
         """Return the nodes that reach all others along A, or that all others reach along B; all nodes without that matrix."""
         if not self._matrices[side]:
             return np.arange(self.nodes)
-        return self.pull_graph.roots() if side == "pull" else self.push_graph.reverse().roots()
+        return self.pull_graph.roots() if side == "pull" else self.push_graph.sinks()
 
     def __repr__(self) -> str:
         kind = "sparse" if issparse((self.sequences[0] or self.sequences[1])[0]) else "dense"

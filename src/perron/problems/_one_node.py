@@ -42,12 +42,12 @@ class TorchLoss(OneNode):
     """A loss that torch differentiates."""
 
     def __init__(self, loss: Callable[..., Tensor], count: int) -> None:
-        one, fixed, each = grad(loss), [None] * count, [0] * count
-        # Trials inside, nodes outside: data that are the same for all trials are not repeated.
-        self._grads = Traced(vmap(vmap(one, (0, *fixed)), (1, *each), out_dims=1))
+        one, each = grad(loss), [0] * count
+        self._grads = Traced(_one_trial_at_a_time(vmap(one)), *_all_trials(one, count))
         self._batch_grads = Traced(vmap(vmap(one)))
         self._sample_grads = Traced(vmap(vmap(vmap(one, (None, *each)))))
-        self._losses = Traced(vmap(vmap(loss, (0, *fixed)), (None, *each), out_dims=1))
+        losses = vmap(loss, (None, *each))
+        self._losses = Traced(_one_trial_at_a_time(losses), *_all_trials(loss, count, common=True))
 
     def grads(self, x: Tensor, data: Sequence[Tensor]) -> Tensor:
         return _in_parts(self._grads, x, data)
@@ -60,6 +60,29 @@ class TorchLoss(OneNode):
 
     def losses(self, x: Tensor, data: Sequence[Tensor]) -> Tensor:
         return _in_parts(self._losses, x, data)
+
+
+def _one_trial_at_a_time(nodes: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    def all_trials(x: Tensor, *data: Tensor) -> Tensor:
+        return torch.stack([nodes(point, *data) for point in x])
+
+    return all_trials
+
+
+def _all_trials(one: Callable[..., Tensor], count: int, *, common: bool = False) -> list[Callable[..., Tensor]]:
+    """Forms of a function of one node for all nodes and trials; ``common``: at points that all nodes share.
+
+    In the first, nodes are outside and trials inside, so that data need not be repeated for the trials. The second repeats them,
+    because some operators of torch do not accept the first (such as huber_loss in torch 2.10).
+    """
+    fixed, each = [None] * count, [0] * count
+    shared = vmap(vmap(one, (0, *fixed)), (None if common else 1, *each), out_dims=1)
+    nodes = vmap(one, (None if common else 0, *each))
+
+    def repeated(x: Tensor, *data: Tensor) -> Tensor:
+        return vmap(nodes)(x, *[part.expand(len(x), *part.shape) for part in data])
+
+    return [shared, repeated]
 
 
 class ArrayLoss(OneNode):

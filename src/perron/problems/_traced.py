@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.func import functionalize
 from torch.fx import Graph, GraphModule, Node
 from torch.fx.experimental.proxy_tensor import make_fx
 
@@ -28,15 +29,16 @@ ROUNDING = 1e3  # of a different order of sums: this times the precision of numb
 class Traced:
     """A function of tensors, recorded at the first call with tensors of each shape and precision.
 
-    A function that cannot be recorded, or whose record returns something else at another point, is called as it is; so is any
-    function while torch differentiates it. The first argument is what the function is tried at; the others are its data.
+    A record has to return what the function does, at two points. Where there is none that does, the function is called as it is;
+    so it is while torch differentiates it. The first argument is the point; the others are data.
 
     Args:
         function: of tensors; it depends on its arguments only.
+        faster: other forms of the function, which are recorded in its place if they work, in this order.
     """
 
-    def __init__(self, function: Function) -> None:
-        self.function = function
+    def __init__(self, function: Function, *faster: Function) -> None:
+        self.function, self.forms = function, faster or (function,)
         self._recorded: dict[Hashable, Function] = {}
 
     def __call__(self, x: Tensor, *data: Tensor) -> Tensor:
@@ -46,14 +48,15 @@ class Traced:
         key = (x.shape, x.dtype, x.device, *[(part.shape, part.dtype) for part in data])
         run = self._recorded.get(key)
         if run is None:
-            run = self._recorded[key] = _recorded(self.function, x, data) or self.function
+            found = (_recorded(form, self.function, x, data) for form in self.forms)
+            run = self._recorded[key] = next(filter(None, found), self.function)
         return run(x, *data)
 
 
-def _recorded(function: Function, x: Tensor, data: tuple[Tensor, ...]) -> Function | None:
-    """Return the recorded function; None if that is not possible."""
+def _recorded(form: Function, function: Function, x: Tensor, data: tuple[Tensor, ...]) -> Function | None:
+    """Return a form of a function, recorded; None if that is not possible, or has other values than the function."""
     try:
-        module = make_fx(function)(x, *data)
+        module = make_fx(functionalize(form))(x, *data)  # without operators in place
         _simplify(module.graph, module)
         module.recompile()
         other = (x + 1) / 2 + torch.linspace(0, 1, x.shape[-1], dtype=x.dtype, device=x.device)
@@ -71,7 +74,7 @@ def _simplify(graph: Graph, module: GraphModule) -> None:
     """Leave out what changes nothing, and compute what does not depend on the arguments."""
     operators = [node for node in graph.nodes if node.op == "call_function"]
     if any(node.target._schema.is_mutable for node in operators):
-        raise ValueError("operators in place are not recorded")
+        raise ValueError("the function changes its arguments")
     constants: dict[Node, Tensor] = {}
     for node in operators:
         if _changes_nothing(node):

@@ -21,6 +21,7 @@ LARGE = (
     2**24
 )  # bytes of the models of all nodes above which steps are done block by block; measured, below it is no faster
 NUMBERS = 2**18  # numbers in a block, over all nodes: 1 MB in float32
+NARROWEST = 64  # coordinates; narrower blocks of many nodes would read a few bytes here and there
 PROBES = (1e-6, 1.0, 1e6, 1e12)  # magnitudes at which it is tried whether coordinates are independent
 
 
@@ -113,9 +114,9 @@ class Blockwise:
 
 
 def blocks(x: Tensor, width: int | None = None) -> list[slice]:
-    """Return slices of the last axis; by default, blocks of `NUMBERS` numbers."""
+    """Return slices of the last axis; by default, blocks of `NUMBERS` numbers and at least `NARROWEST` coordinates."""
     dim = x.shape[-1]
-    width = width or max(1, NUMBERS * dim // max(x.numel(), 1))
+    width = width or max(NARROWEST, NUMBERS * dim // max(x.numel(), 1))
     return [slice(first, min(first + width, dim)) for first in range(0, dim, width)]
 
 
