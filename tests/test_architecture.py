@@ -98,7 +98,16 @@ def test_stubs_are_in_order():
 
 def test_what_a_run_imports_decides_its_results():
     """Results are kept until code changes that could change them: what a run imports, but for what only stores and reports."""
-    harmless = {"_aliases.py", "_memory.py", "_registry.py", "_storage", "errors.py", "monitor", "plots", "studies/provenance.py"}
+    harmless = {
+        "_aliases.py",
+        "_memory.py",
+        "_registry.py",
+        "_storage",
+        "errors.py",
+        "monitor",
+        "plots",
+        "studies/provenance.py",
+    }
     files = {path.relative_to(SOURCE).with_suffix("").as_posix().replace("/", "."): path for path in MODULES}
     found, new = set(), {"studies.job"}
     while new:

@@ -76,7 +76,9 @@ def test_gradients_are_those_of_autograd_node_by_node(name):
     for x in (POINTS, POINTS / 3, POINTS.transpose(0, 1).contiguous().transpose(0, 1)):
         torch.testing.assert_close(problem.local_grads(x), one_by_one(loss, x, FEATURES, targets))
     torch.testing.assert_close(problem.local_grads(POINTS[0]), problem.local_grads(POINTS)[0])
-    each = torch.stack([torch.stack([loss(x, h, y) for h, y in zip(FEATURES, targets, strict=True)]) for x in POINTS[0]])
+    each = torch.stack(
+        [torch.stack([loss(x, h, y) for h, y in zip(FEATURES, targets, strict=True)]) for x in POINTS[0]]
+    )
     torch.testing.assert_close(problem.loss(POINTS[0]), each.mean(1))
 
 
@@ -194,7 +196,9 @@ def test_a_run_with_own_gradients_is_that_of_torch(kind):
 def test_gradients_of_the_wrong_shape_are_refused():
     with pytest.raises(PerronError, match=r"The gradient of a node has the shape \(3,\) of a model; got \(12,\)"):
         LocalLoss(own_loss, [FEATURES, TARGETS], dim=DIM, gradient=lambda x, h, y: h @ x - y)
-    with pytest.raises(PerronError, match=r"The gradient cannot be computed at a model \(3,\) with the data \(12, 3\), \(12,\)"):
+    with pytest.raises(
+        PerronError, match=r"The gradient cannot be computed at a model \(3,\) with the data \(12, 3\), \(12,\)"
+    ):
         LocalLoss(own_loss, [FEATURES, TARGETS], dim=DIM, gradient=lambda x, h, y: h.T @ x - y)
     with pytest.raises(PerronError, match=r"The loss of a node is one number, a number; got \(12,\)"):
         LocalLoss(lambda x, h, y: h @ x - y, [FEATURES, TARGETS], dim=DIM, gradient=own_gradient)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import pi
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,7 +22,7 @@ def distinct(edges: IntArray) -> IntArray:
     return np.unique(edges, axis=0)
 
 
-def circulant(n: int, shifts: Sequence[int] | IntArray | range) -> NDArray[np.int32]:
+def circulant(n: int, shifts: Sequence[int] | IntArray | range) -> NDArray[Any]:
     """Return the edges from node i to i + s (mod n), for each shift s."""
     node, shift = np.arange(n, dtype=np.int32), (np.asarray(shifts, dtype=np.int64) % n).astype(np.int32)
     edges = np.empty((len(shift), n, 2), np.int32)

@@ -6,7 +6,8 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from hashlib import sha256
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -20,6 +21,7 @@ Matrix: TypeAlias = Any  # a dense float64 array or a csr_array
 TOLERANCE = 1e-9  # largest allowed distance of a row or column sum from one
 SPARSE_FROM = 256  # nodes; smaller matrices are dense, for which a product is cheaper than following indices
 HASH_DENSE_UP_TO = 40_000  # nodes; the hash of a larger matrix is that of its sparse form
+HASHED_ROWS = 100  # of a sparse matrix that are made dense at a time
 SPARSE_BELOW = 0.1  # larger ones are sparse (CSR) if at most this share of the entries is nonzero
 
 
@@ -95,17 +97,30 @@ def _same_entries(one: Matrix, other: Matrix) -> bool:
     return np.array_equal(one.indptr, other.indptr) and np.array_equal(one.indices, other.indices)
 
 
-def update_digest(digest: Any, matrix: Matrix) -> None:
-    """Add all entries of a matrix to a hash, as those of a dense one; of a very large sparse one, only the nonzero ones."""
-    if not issparse(matrix):
-        digest.update(np.ascontiguousarray(matrix))
-    elif matrix.shape[0] > HASH_DENSE_UP_TO:
-        for part in (matrix.indptr, matrix.indices, matrix.data):
-            digest.update(np.ascontiguousarray(part))
-    else:
-        rows = max(1, 2**22 // matrix.shape[0])
-        for first in range(0, matrix.shape[0], rows):
-            digest.update(matrix[first : first + rows].toarray())
+def fingerprint(matrices: Iterable[Matrix]) -> str:
+    """Return a hash of all entries of some matrices, dense or sparse; of a very large sparse one, of its nonzero entries."""
+    digest = sha256()
+    for matrix in matrices:
+        if not issparse(matrix):
+            digest.update(matrix.tobytes())
+        elif matrix.shape[0] > HASH_DENSE_UP_TO:
+            for part in (matrix.indptr, matrix.indices, matrix.data):
+                digest.update(part)
+        else:
+            for first in range(0, matrix.shape[0], HASHED_ROWS):
+                digest.update(matrix[first : first + HASHED_ROWS].toarray())
+    return digest.hexdigest()[:12]
+
+
+def as_sequence(matrices: Any, axis: int) -> list[csr_array]:
+    """Return one matrix or a sequence of them in canonical form, with rows (axis 1) or columns (axis 0) that sum to one."""
+    if matrices is None:
+        return []
+    try:
+        several = isinstance(matrices, list | tuple) and len(matrices) > 0 and np.ndim(matrices[0]) != 1
+    except ValueError:  # rows of different lengths, which to_csr refuses
+        several = True
+    return [rescale(to_csr(matrix), matrix, axis) for matrix in (matrices if several else [matrices])]
 
 
 def count_links(matrix: Matrix) -> int:

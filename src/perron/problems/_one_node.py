@@ -158,11 +158,10 @@ def _compiled_loop() -> Callable[..., None]:
     from numba import njit
     from numba.extending import overload
 
-    def parts(data, row):  # type: ignore[no-untyped-def]
-        raise NotImplementedError  # numba uses the overload
+    parts: Any = _rows
 
     @overload(parts)
-    def _(data, row):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202, ARG001, RUF100
+    def rows_of(data, row):  # type: ignore[no-untyped-def]  # noqa: ARG001 numba compares the arguments
         if len(data) == 1:
             return lambda data, row: (data[0][row],)
         return lambda data, row: (data[0][row], *parts(data[1:], row))
@@ -172,4 +171,8 @@ def _compiled_loop() -> Callable[..., None]:
         for place in range(len(points)):
             out[place] = function(at[points[place]], *parts(data, rows[place]))
 
-    return loop  # type: ignore[no-any-return]
+    return loop
+
+
+def _rows() -> None:
+    """A row of each array: a name that numba knows, see `_compiled_loop`."""

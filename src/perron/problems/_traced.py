@@ -21,7 +21,8 @@ Function = Callable[..., Tensor]
 SHAPED = ("ones_like", "zeros_like", "full_like", "new_ones", "new_zeros", "new_full")
 # Operators that Python calls faster by another name; the arguments are the same.
 NAMED = (
-    "add", "sub", "mul", "div", "neg", "bmm", "mm", "exp", "log", "sigmoid", "tanh", "permute", "transpose", "unsqueeze", "squeeze",
+    "add", "sub", "mul", "div", "neg", "bmm", "mm", "exp", "log", "sigmoid", "tanh",
+    "permute", "transpose", "unsqueeze", "squeeze",
 )  # fmt: skip
 ROUNDING = 1e3  # of a different order of sums: this times the precision of numbers, relative to the largest
 
@@ -67,7 +68,7 @@ def _recorded(form: Function, function: Function, x: Tensor, data: tuple[Tensor,
             torch.testing.assert_close(found, expected, rtol=0, atol=rounding, equal_nan=True, check_stride=False)
     except Exception:  # whatever it is, the function itself will either work or say why not
         return None
-    return module.forward  # type: ignore[no-any-return]
+    return module.forward
 
 
 def _simplify(graph: Graph, module: GraphModule) -> None:

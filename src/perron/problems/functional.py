@@ -93,10 +93,13 @@ class LocalLoss(Problem):
                 value = function(x, *parts)
             except (RuntimeError, TypeError, ValueError, IndexError) as error:
                 raise PerronError(
-                    f"The {what} cannot be computed at a model ({self.dim},) with the data {shapes} of one node: {brief(str(error))}"
+                    f"The {what} cannot be computed at a model ({self.dim},) with the data {shapes} of one node: "
+                    f"{brief(str(error))}"
                 ) from None
             if what == "gradient" and np.shape(value) != (self.dim,):
-                raise PerronError(f"The gradient of a node has the shape ({self.dim},) of a model; got {np.shape(value)}.")
+                raise PerronError(
+                    f"The gradient of a node has the shape ({self.dim},) of a model; got {np.shape(value)}."
+                )
             if what == "loss" and (np.ndim(value) if self._gradient else not isinstance(value, Tensor) or value.ndim):
                 shape = tuple(value.shape) if hasattr(value, "shape") else type(value).__name__
                 kind = "a number" if self._gradient else "a tensor without axes"

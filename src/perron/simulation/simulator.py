@@ -14,7 +14,6 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from perron._memory import keep_freed_memory
 from perron._storage import tensorfile
 from perron.algorithms.base import Algorithm, advance
 from perron.algorithms.codecs import Wire, codec_of, wire_sizes
@@ -221,8 +220,6 @@ class Running:
         self._per_step: Traffic | None = None
         first = one.first()
         large = first.numel() * first.element_size() > _blockwise.LARGE and not one.algorithm.about.samples
-        if large:
-            keep_freed_memory()
         self.blockwise = self._blockwise(first) if large else None
         self.state = self.blockwise.state if self.blockwise else self.algorithm.init(first, self.node)
         sizes: Any = wire_sizes(one.wire, one.problem.dim, dtype.itemsize)._asdict()
@@ -233,8 +230,7 @@ class Running:
         width = first.shape[-1]
         # Losses and rounding act on whole vectors, and so may the algorithm.
         if (
-            len(blocks(first)) > 1
-            and self.node is self.inner
+            self.node is self.inner
             and self.algorithm is self.simulation.algorithm
             and self.simulation.rounds == 1
             and separable(self.simulation.algorithm, first, self.inner)
