@@ -200,7 +200,7 @@ def main() -> None:
         found, seconds = ratio(step, products(n), ROUNDS * 16 // n, own=own)
         table.add_row("MLP step / bare products", str(n), f"{found:.2f}", bar, f"{1e3 * seconds:.0f}")
         table.add_row("MLP textbook loop / bare products", str(n), f"{slow:.2f}", "", "")
-        problem, random, draws = run.problem, run.random, iter(range(10**6))
+        problem, random, draws = run.problem, run.oracle.random, iter(range(10**6))
 
         def load(problem: Neural = problem, random: object = random, draws: object = draws) -> Tensor:
             chosen = problem.batches(next(draws), random)  # type: ignore[call-overload]

@@ -13,7 +13,7 @@ SOURCE = Path(perron.__file__).parent
 # A unit is a subpackage, or a module at the top. It may import units on lines above its own; those on one line do not import
 # each other. The first line is exempt: its modules are small and may.
 ORDER = [
-    ["errors", "random", "schedules", "_typing", "_registry", "_modules", "_aliases", "_threads"],
+    ["errors", "random", "schedules", "_typing", "_registry", "_memory", "_modules", "_aliases", "_threads"],
     ["_storage"],
     ["monitor"],
     ["networks"],
@@ -98,7 +98,16 @@ def test_stubs_are_in_order():
 
 def test_what_a_run_imports_decides_its_results():
     """Results are kept until code changes that could change them: what a run imports, but for what only stores and reports."""
-    harmless = {"_aliases.py", "_registry.py", "_storage", "errors.py", "monitor", "plots", "studies/provenance.py"}
+    harmless = {
+        "_aliases.py",
+        "_memory.py",
+        "_registry.py",
+        "_storage",
+        "errors.py",
+        "monitor",
+        "plots",
+        "studies/provenance.py",
+    }
     files = {path.relative_to(SOURCE).with_suffix("").as_posix().replace("/", "."): path for path in MODULES}
     found, new = set(), {"studies.job"}
     while new:

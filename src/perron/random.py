@@ -77,9 +77,9 @@ class Keyed:
         device: torch.device | str = "cpu",
     ) -> None:
         def numbers(which: int | Sequence[int]) -> Tensor:
-            return torch.tensor(
-                range(which) if isinstance(which, int) else list(which), dtype=torch.int64, device=device
-            )
+            if isinstance(which, int):
+                return torch.arange(which, device=device)
+            return torch.tensor(list(which), dtype=torch.int64, device=device)
 
         start = _mix(torch.tensor([(seed * 1000003 + stream) % 2**63], device=device))  # (1,)
         each_trial = _mix(start + numbers([0] if trials is None else trials) * GOLDEN)  # (trials,)

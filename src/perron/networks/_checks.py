@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 import numpy as np
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 
-from perron._typing import FloatArray, IntArray
+from perron._typing import FloatArray
 from perron.errors import GraphError, brief
 
 MAX_NODES = 10_000_000
@@ -36,21 +36,20 @@ def check_edges(family: str, expected: float, remedy: str) -> None:
         )
 
 
-def to_pairs(edges: Iterable[tuple[int, int]] | ArrayLike, nodes: int) -> IntArray:
+def to_pairs(edges: Iterable[tuple[int, int]] | ArrayLike, nodes: int) -> NDArray[np.int32]:
     """Return edges as an array of pairs, or raise an error."""
     try:
         raw = np.asarray(edges if isinstance(edges, np.ndarray) else list(edges))  # type: ignore[arg-type]
     except (ValueError, TypeError):
         raise GraphError(f"Edges are pairs of whole numbers (source, target); got {brief(edges)}.") from None
     if raw.size == 0:
-        return np.empty((0, 2), dtype=np.int64)
+        return np.empty((0, 2), dtype=np.int32)
     if raw.ndim != 2 or raw.shape[1] != 2 or not np.issubdtype(raw.dtype, np.integer):
         raise GraphError(f"Edges are pairs of whole numbers (source, target); got shape {raw.shape}, type {raw.dtype}.")
-    wrong = np.flatnonzero(((raw < 0) | (raw >= nodes)).any(axis=1))
-    if len(wrong):
-        source, target = raw[wrong[0]]
+    if raw.min() < 0 or raw.max() >= nodes:
+        source, target = raw[np.flatnonzero(((raw < 0) | (raw >= nodes)).any(axis=1))[0]]
         raise GraphError(f"Edge ({source}, {target}) leaves the nodes 0 .. {nodes - 1}.")
-    return raw.astype(np.int64, copy=False)
+    return raw.astype(np.int32, copy=False)  # `MAX_NODES` fit
 
 
 def check_labels(labels: Sequence[str] | None, nodes: int) -> tuple[str, ...] | None:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import pi
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from perron._typing import FloatArray, IntArray
 
@@ -20,11 +22,13 @@ def distinct(edges: IntArray) -> IntArray:
     return np.unique(edges, axis=0)
 
 
-def circulant(n: int, shifts: Sequence[int] | IntArray | range) -> IntArray:
+def circulant(n: int, shifts: Sequence[int] | IntArray | range) -> NDArray[Any]:
     """Return the edges from node i to i + s (mod n), for each shift s."""
-    node, shift = np.arange(n), np.asarray(shifts, dtype=np.int64)
-    targets = (node[None, :] + shift[:, None]) % n
-    return np.stack([np.broadcast_to(node, targets.shape).ravel(), targets.ravel()], axis=1)
+    node, shift = np.arange(n, dtype=np.int32), (np.asarray(shifts, dtype=np.int64) % n).astype(np.int32)
+    edges = np.empty((len(shift), n, 2), np.int32)
+    edges[..., 0] = node
+    edges[..., 1] = (node + shift[:, None]) % n
+    return edges.reshape(-1, 2)
 
 
 def distinct_others(n: int, k: int, rng: np.random.Generator) -> IntArray:

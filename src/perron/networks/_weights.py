@@ -71,18 +71,30 @@ def choose_root(down: Graph, up: Graph) -> int:
 
     each = {"pull": down.roots(), "push": up.roots()}
     check_connected("rooted", each, [])
-    roots = np.intersect1d(each["pull"], each["push"])
+    roots = common_nodes(each)
     if down.nodes > SEARCH_ROOT_UP_TO:
         return int(roots[0])
     depths = [shortest_path(links(graph).T, unweighted=True, indices=roots).max(axis=1) for graph in (down, up)]
     return int(roots[np.argmin(depths[0] + depths[1])])
 
 
+def common_nodes(roots: Mapping[str, IntArray]) -> IntArray:
+    """Return the nodes that are roots on both sides."""
+    return np.intersect1d(roots["pull"], roots["push"], assume_unique=True)
+
+
+def tree_matrices(down: Graph, up: Graph, root: int) -> tuple[csr_array, csr_array]:
+    """Return the 0-1 matrices that send values along a tree down from the root, and along one up to it."""
+    node, one, shape = np.arange(down.nodes), np.ones(down.nodes), (down.nodes, down.nodes)
+    pull = csr_array((one, (node, down.tree(root).parent)), shape=shape)
+    push = csr_array((one, (up.tree(root).parent, node)), shape=shape)
+    return pull, push
+
+
 def check_connected(connected: str, roots: Mapping[str, IntArray], graphs: Sequence[Graph]) -> None:
     """Raise a `MixingError` unless a network is strongly connected or has a common root, given the roots of its two graphs."""
-    common = np.intersect1d(roots["pull"], roots["push"])
     if connected == "rooted":
-        if not len(common):
+        if not len(common_nodes(roots)):
             raise MixingError(
                 "The network has no common root: no node reaches all others along pull and is reached by all along push. "
                 f"Nodes that reach all others along pull: {{{listed(roots['pull']) or 'none'}}}; nodes that all others reach "
@@ -93,6 +105,7 @@ def check_connected(connected: str, roots: Mapping[str, IntArray], graphs: Seque
         try:
             graph.check_strongly_connected()
         except GraphError as error:
+            common = common_nodes(roots)
             hint = f" Or pass connected='rooted': nodes {{{listed(common)}}} are common roots, which is enough for Push-Pull."
             raise MixingError(f"{error}{hint if len(common) else ''}") from None
 

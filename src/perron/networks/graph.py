@@ -7,6 +7,7 @@ matrix, ``[i, j]`` is the weight of node ``j`` at node ``i``: row = receiver, co
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from copy import copy
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -69,20 +70,16 @@ class Graph:
     ) -> None:
         self.nodes = check_nodes(nodes)
         pairs = to_pairs(edges, self.nodes)
-        loop = pairs[:, 0] == pairs[:, 1]
+        # Entry [target, source]; building the matrix sorts the edges and merges repeated ones.
+        pattern = csr_array((np.ones(len(pairs), np.int8), (pairs[:, 1], pairs[:, 0])), shape=(self.nodes, self.nodes))
+        pattern.sum_duplicates()
+        self._links, loops = without_diagonal(pattern)
+        self._links.data[:] = 1
         has_loop = np.full(self.nodes, bool(self_loops))
-        loops = pairs[loop, 0]
         has_loop[loops] = True
         self.self_loops: IntArray = _frozen(np.flatnonzero(has_loop))
-        pairs = pairs[~loop]
-        # Entry [target, source]; building the matrix sorts the edges and merges repeated ones.
-        shape = (self.nodes, self.nodes)
-        ones = np.ones(len(pairs), dtype=np.int8)
-        self._links = csr_array((ones, (pairs[:, 1], pairs[:, 0])), shape=shape)
-        self._links.sum_duplicates()
-        self._links.data[:] = 1
         self.name = name or f"graph on {self.nodes} nodes"
-        merged = len(loop) - self._links.nnz - len(np.unique(loops))
+        merged = len(pairs) - self._links.nnz - len(loops)
         plural = "1 parallel edge was" if merged == 1 else f"{merged:,} parallel edges were"
         self.note = "; ".join(filter(None, [note, f"{plural} merged" if merged else ""]))
         self.labels = check_labels(labels, self.nodes)
@@ -146,7 +143,7 @@ class Graph:
 
     def reverse(self) -> Graph:
         """Return the graph with all edges reversed."""
-        return self._with_edges(self.edges[:, ::-1], name=f"reverse of {self.name}")
+        return self._with_links(self._by_source, self.self_loops, name=f"reverse of {self.name}")
 
     def symmetric(self) -> Graph:
         """Return the undirected graph, in which every link goes both ways."""
@@ -175,6 +172,19 @@ class Graph:
     def with_self_loops(self) -> Graph:
         """Return the graph with a self-loop at every node."""
         return self._with_edges(self.edges, name=self.name, self_loops=True)
+
+    def _with_links(self, links: csr_array, self_loops: IntArray, *, name: str) -> Graph:
+        """Return a graph of the same nodes with these links, a sorted 0-1 matrix with entry [target, source]."""
+        other = Graph.__new__(Graph)
+        other.nodes, other.name, other.note, other.labels = self.nodes, name, "", self.labels
+        other.positions, other.self_loops, other._links = self.positions, self_loops, links
+        return other
+
+    def renamed(self, name: str) -> Graph:
+        """Return the same graph with another name."""
+        other = copy(self)
+        other.name = name
+        return other
 
     def _with_edges(self, edges: IntArray, *, name: str, self_loops: bool = False) -> Graph:
         loops = np.stack([self.self_loops, self.self_loops], axis=1)
@@ -235,18 +245,26 @@ class Graph:
         return said
 
     def roots(self) -> IntArray:
-        """Return the nodes from which every node can be reached: the possible roots of a spanning tree.
+        """Return the nodes from which every node can be reached: the possible roots of a spanning tree."""
+        return self._only(self._open_components()[0])
 
-        The nodes that every node can reach are ``graph.reverse().roots()``.
-        """
-        sources, _ = self._open_components()
-        return np.flatnonzero(self.components == sources[0]) if len(sources) == 1 else np.empty(0, dtype=np.int64)
+    def sinks(self) -> IntArray:
+        """Return the nodes that every node can reach: the roots of the reverse graph."""
+        return self._only(self._open_components()[1])
+
+    def _only(self, components: IntArray) -> IntArray:
+        """The nodes of a component that is the only one of its kind; none if there are several."""
+        several = len(components) > 1
+        return np.empty(0, dtype=np.int64) if several else np.flatnonzero(self.components == components[0])
 
     def _open_components(self) -> tuple[IntArray, IntArray]:
         """Return the components without incoming edges, and those without outgoing edges."""
-        source, target = self.components[self.edges].T
-        crossing = source != target
         every = np.arange(int(self.components.max()) + 1)
+        if len(every) == 1:
+            return every, every
+        links = self._links.tocoo()
+        source, target = self.components[links.col], self.components[links.row]
+        crossing = source != target
         return np.setdiff1d(every, target[crossing]), np.setdiff1d(every, source[crossing])
 
     def tree(self, root: int) -> Tree:
@@ -288,9 +306,13 @@ class Graph:
         shape = matrix.shape if issparse(matrix) else np.shape(matrix)
         if len(shape) != 2 or shape[0] != shape[1]:
             raise GraphError(f"A graph needs a square matrix; got shape {shape}.")
-        entries = csr_array(matrix != 0 if issparse(matrix) else np.asarray(matrix) != 0).tocoo()
-        pairs = np.stack([entries.col, entries.row], axis=1)
-        return cls(shape[0], pairs, self_loops=False, name=name, note=note, labels=labels)
+        entries = csr_array(matrix != 0 if issparse(matrix) else np.asarray(matrix) != 0)
+        entries.sum_duplicates()
+        links, loops = without_diagonal(csr_array(entries, dtype=np.int8))
+        empty = cls(shape[0], self_loops=False, name=name, labels=labels)
+        graph = empty._with_links(links, _frozen(loops), name=empty.name)
+        graph.note = note
+        return graph
 
     @classmethod
     def from_networkx(cls, graph: nx.Graph[Any], *, self_loops: bool = True, name: str = "") -> Graph:
@@ -353,6 +375,21 @@ def _reaches_all(matrix: csr_array) -> bool:
         seen |= new
         stack += new
     return len(seen) == matrix.shape[0]
+
+
+def without_diagonal(matrix: csr_array) -> tuple[csr_array, IntArray]:
+    """Return a sorted matrix without its diagonal, with indices of 32 bits where these are enough, and the rows that had one."""
+    small = max(matrix.shape[0], matrix.nnz) <= np.iinfo(np.int32).max
+    kind = np.int32 if small else np.int64
+    indices, starts = matrix.indices.astype(kind, copy=False), matrix.indptr.astype(kind, copy=False)
+    kept = indices != np.repeat(np.arange(matrix.shape[0], dtype=kind), np.diff(starts))
+    if kept.all():
+        return csr_array((matrix.data, indices, starts), shape=matrix.shape), np.empty(0, dtype=np.int64)
+    loops = indices[~kept].astype(np.int64)
+    before = np.zeros(len(starts), kind)
+    before[1 + loops] = 1
+    starts = starts - np.cumsum(before, dtype=kind)
+    return csr_array((matrix.data[kept], indices[kept], starts), shape=matrix.shape), loops
 
 
 def _neighbors(matrix: csr_array, row: int) -> IntArray:

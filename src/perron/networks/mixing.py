@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import cached_property
-from hashlib import sha256
 from typing import Any, Literal
 
 import numpy as np
@@ -26,23 +25,26 @@ from perron.networks._weights import (
     check_aperiodic,
     check_connected,
     choose_root,
+    common_nodes,
     links,
     metropolis,
+    tree_matrices,
 )
 from perron.networks.graph import Graph
 from perron.networks.layout import to_html
 from perron.networks.stochastic import (
     Matrix,
+    as_sequence,
     check_entries,
     check_sizes,
     check_stochastic,
     count_links,
+    fingerprint,
     freeze,
     normalize_columns,
     normalize_rows,
-    rescale,
+    same_pattern,
     to_csr,
-    to_dense,
     worst_asymmetry,
     worst_sum,
 )
@@ -96,7 +98,7 @@ matrices are row-stochastic, which lets the nodes agree, but on a wrong point. D
             )
         if connected not in ("strongly", "rooted"):
             raise MixingError(f"connected is 'strongly' or 'rooted'; got {connected!r}.")
-        pulls, pushes = _as_sequence(pull, axis=1), _as_sequence(push, axis=0)
+        pulls, pushes = as_sequence(pull, axis=1), as_sequence(push, axis=0)
         self.nodes = check_sizes(pulls, pushes)
         check_stochastic(pulls, pushes)
         self._matrices = {"pull": tuple(map(freeze, pulls)), "push": tuple(map(freeze, pushes))}
@@ -175,11 +177,7 @@ matrices are row-stochastic, which lets the nodes agree, but on a wrong point. D
     @cached_property
     def fingerprint(self) -> str:
         """A hash of the entries of all matrices: equal for equal networks, in every process."""
-        digest = sha256()
-        for matrices in self.sequences:
-            for matrix in matrices:
-                digest.update(to_dense(matrix).tobytes())
-        return digest.hexdigest()[:12]
+        return fingerprint([*self.sequences[0], *self.sequences[1]])
 
     @cached_property
     def pull_graph(self) -> Graph:
@@ -201,7 +199,7 @@ matrices are row-stochastic, which lets the nodes agree, but on a wrong point. D
     @cached_property
     def common_roots(self) -> IntArray:
         """The nodes that reach all others along A and are reached by all along B."""
-        return np.intersect1d(self._roots("pull"), self._roots("push"))
+        return common_nodes({side: self._roots(side) for side in self._matrices})
 
     @cached_property
     def is_doubly_stochastic(self) -> bool:
@@ -325,12 +323,8 @@ matrices are row-stochastic, which lets the nodes agree, but on a wrong point. D
         if upward.nodes != graph.nodes:
             raise MixingError(f"The two graphs need as many nodes; got {graph.nodes} and {upward.nodes}.")
         root = choose_root(graph, upward) if root is None else root
-        node = np.arange(graph.nodes)
-        one, shape = np.ones(graph.nodes), (graph.nodes, graph.nodes)
-        pull = csr_array((one, (node, graph.tree(root).parent)), shape=shape)
-        push = csr_array((one, (upward.tree(root).parent, node)), shape=shape)
         name = f"{graph.name}, spanning trees with root {root}"
-        return cls(pull, push, connected="rooted", name=name, labels=graph.labels)
+        return cls(*tree_matrices(graph, upward, root), connected="rooted", name=name, labels=graph.labels)
 
     @classmethod
     def _from_rule(
@@ -371,8 +365,11 @@ matrices are row-stochastic, which lets the nodes agree, but on a wrong point. D
         return matrices[0]
 
     def _union_graph(self, side: Side) -> Graph:
-        union = sum(csr_array(matrix) for matrix in self._existing(side))
-        return Graph.from_matrix(union, name=f"{side} graph of {self.name or 'the mixing'}", labels=self.labels)
+        matrices, name = self._existing(side), f"{side} graph of {self.name or 'the mixing'}"
+        if side == "push" and self.has_pull and same_pattern(matrices, self._matrices["pull"]):
+            return self.pull_graph.renamed(name)
+        union = matrices[0] if len(matrices) == 1 else sum(csr_array(matrix) for matrix in matrices)
+        return Graph.from_matrix(union, name=name, labels=self.labels)
 
     def _graphs(self) -> list[Graph]:
         return ([self.pull_graph] if self.has_pull else []) + ([self.push_graph] if self.has_push else [])
@@ -381,7 +378,7 @@ matrices are row-stochastic, which lets the nodes agree, but on a wrong point. D
         """Return the nodes that reach all others along A, or that all others reach along B; all nodes without that matrix."""
         if not self._matrices[side]:
             return np.arange(self.nodes)
-        return self.pull_graph.roots() if side == "pull" else self.push_graph.reverse().roots()
+        return self.pull_graph.roots() if side == "pull" else self.push_graph.sinks()
 
     def __repr__(self) -> str:
         kind = "sparse" if issparse((self.sequences[0] or self.sequences[1])[0]) else "dense"
@@ -389,16 +386,6 @@ matrices are row-stochastic, which lets the nodes agree, but on a wrong point. D
         return f"<Mixing of {self.nodes} nodes: {', '.join(filter(None, [self.name, kind]))}{varying}>"
 
     _repr_html_ = to_html  # for notebooks
-
-
-def _as_sequence(matrices: Any, axis: int) -> list[csr_array]:
-    if matrices is None:
-        return []
-    try:
-        several = isinstance(matrices, list | tuple) and len(matrices) > 0 and np.ndim(matrices[0]) != 1
-    except ValueError:  # rows of different lengths, which to_csr refuses
-        several = True
-    return [rescale(to_csr(matrix), matrix, axis) for matrix in (matrices if several else [matrices])]
 
 
 RULES: dict[str, Callable[..., Mixing]] = {

@@ -6,6 +6,8 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Iterable, Sequence
+from hashlib import sha256
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -18,6 +20,8 @@ Matrix: TypeAlias = Any  # a dense float64 array or a csr_array
 
 TOLERANCE = 1e-9  # largest allowed distance of a row or column sum from one
 SPARSE_FROM = 256  # nodes; smaller matrices are dense, for which a product is cheaper than following indices
+HASH_DENSE_UP_TO = 40_000  # nodes; the hash of a larger matrix is that of its sparse form
+HASHED_ROWS = 100  # of a sparse matrix that are made dense at a time
 SPARSE_BELOW = 0.1  # larger ones are sparse (CSR) if at most this share of the entries is nonzero
 
 
@@ -30,7 +34,9 @@ def normalize_rows(matrix: csr_array) -> csr_array:
 
 def normalize_columns(matrix: csr_array) -> csr_array:
     """Divide each column by its sum; an empty column stays empty."""
-    return csr_array(normalize_rows(csr_array(matrix.T)).T)
+    normal = matrix.copy()
+    normal.data /= matrix.sum(axis=0)[matrix.indices]
+    return normal
 
 
 def to_dense(matrix: Matrix) -> FloatArray:
@@ -54,6 +60,8 @@ def to_csr(matrix: Any) -> csr_array:
     sparse = csr_array(matrix, dtype=np.float64, copy=True)  # a checked matrix must not change afterwards
     sparse.sum_duplicates()
     sparse.eliminate_zeros()
+    if max(sparse.shape[0], sparse.nnz) <= np.iinfo(np.int32).max:  # a product reads half as much
+        sparse.indices, sparse.indptr = (part.astype(np.int32, copy=False) for part in (sparse.indices, sparse.indptr))
     return sparse
 
 
@@ -71,6 +79,48 @@ def rescale(matrix: csr_array, given: Any, axis: int) -> csr_array:
         stacklevel=4,
     )
     return normalize_rows(matrix) if axis == 1 else normalize_columns(matrix)
+
+
+def same_pattern(some: Sequence[Matrix], others: Sequence[Matrix]) -> bool:
+    """Whether the matrices of two sequences have their nonzero entries in the same places."""
+    if len(some) != len(others):
+        return False
+    for one, other in zip(some, others, strict=True):
+        if one is not other and (issparse(one) != issparse(other) or not _same_entries(one, other)):
+            return False
+    return True
+
+
+def _same_entries(one: Matrix, other: Matrix) -> bool:
+    if not issparse(one):
+        return np.array_equal(one != 0, other != 0)
+    return np.array_equal(one.indptr, other.indptr) and np.array_equal(one.indices, other.indices)
+
+
+def fingerprint(matrices: Iterable[Matrix]) -> str:
+    """Return a hash of all entries of some matrices, dense or sparse; of a very large sparse one, of its nonzero entries."""
+    digest = sha256()
+    for matrix in matrices:
+        if not issparse(matrix):
+            digest.update(matrix.tobytes())
+        elif matrix.shape[0] > HASH_DENSE_UP_TO:
+            for part in (matrix.indptr, matrix.indices, matrix.data):
+                digest.update(part)
+        else:
+            for first in range(0, matrix.shape[0], HASHED_ROWS):
+                digest.update(matrix[first : first + HASHED_ROWS].toarray())
+    return digest.hexdigest()[:12]
+
+
+def as_sequence(matrices: Any, axis: int) -> list[csr_array]:
+    """Return one matrix or a sequence of them in canonical form, with rows (axis 1) or columns (axis 0) that sum to one."""
+    if matrices is None:
+        return []
+    try:
+        several = isinstance(matrices, list | tuple) and len(matrices) > 0 and np.ndim(matrices[0]) != 1
+    except ValueError:  # rows of different lengths, which to_csr refuses
+        several = True
+    return [rescale(to_csr(matrix), matrix, axis) for matrix in (matrices if several else [matrices])]
 
 
 def count_links(matrix: Matrix) -> int:

@@ -14,13 +14,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from perron._memory import keep_freed_memory
 from perron.algorithms.base import Algorithm, Partial, Rate, advance
 from perron.algorithms.node import Node
 
 LARGE = (
     2**24
 )  # bytes of the models of all nodes above which steps are done block by block; measured, below it is no faster
-NUMBERS = 2**18  # numbers in a block, over all nodes: 1 MB in float32
+NUMBERS = 2**17  # numbers in a block, over all nodes: 0.5 MB in float32
+NARROWEST = 64  # coordinates; narrower blocks of many nodes would read a few bytes here and there
 PROBES = (1e-6, 1.0, 1e6, 1e12)  # magnitudes at which it is tried whether coordinates are independent
 
 
@@ -35,6 +37,7 @@ class Blockwise:
     """
 
     def __init__(self, algorithm: Algorithm, x: Tensor, node: Node, width: int) -> None:
+        keep_freed_memory()
         self.algorithm, self.node, self.shape = algorithm, node, x.shape
         self.blocks = blocks(x, width)
         self.state = _separate(algorithm.init(x, node), x)
@@ -113,9 +116,9 @@ class Blockwise:
 
 
 def blocks(x: Tensor, width: int | None = None) -> list[slice]:
-    """Return slices of the last axis; by default, blocks of `NUMBERS` numbers."""
+    """Return slices of the last axis; by default, blocks of `NUMBERS` numbers and at least `NARROWEST` coordinates."""
     dim = x.shape[-1]
-    width = width or max(1, NUMBERS * dim // max(x.numel(), 1))
+    width = width or max(NARROWEST, NUMBERS * dim // max(x.numel(), 1))
     return [slice(first, min(first + width, dim)) for first in range(0, dim, width)]
 
 
@@ -123,8 +126,11 @@ def separable(algorithm: Algorithm, x: Tensor, node: Node) -> bool:
     """Whether an algorithm treats coordinates independently, by trial: two together against each alone, at several magnitudes.
 
     Norms and projections couple coordinates; functions of the user may insist on the length of the model. The ratio of the two
-    gradients changes with the steps: AdamW would not notice that a constant one was clipped.
+    gradients changes with the steps: AdamW would not notice that a constant one was clipped. Where all coordinates are in one
+    block, there is nothing to separate.
     """
+    if len(blocks(x)) == 1:
+        return False
 
     def run(start: Tensor, scale: float) -> Tensor:
         state = algorithm.init(start, node)

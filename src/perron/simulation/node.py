@@ -56,11 +56,10 @@ class SimulatedNode(Node):
         """Return a dense or sparse matrix as a tensor."""
         if not issparse(matrix):
             return torch.tensor(matrix, dtype=self._dtype, device=self._device)
-        rows, columns, values = (
-            torch.from_numpy(np.array(part)) for part in (matrix.indptr, matrix.indices, matrix.data)
-        )
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # torch calls its CSR tensors a beta feature
+            # torch calls its CSR tensors a beta feature, and arrays that it shares should be writable; it only reads these.
+            warnings.simplefilter("ignore")
+            rows, columns, values = map(torch.from_numpy, (matrix.indptr, matrix.indices, matrix.data))
             return torch.sparse_csr_tensor(
                 rows, columns, values, size=matrix.shape, dtype=self._dtype, device=self._device
             )
