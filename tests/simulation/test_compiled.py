@@ -142,6 +142,19 @@ def test_several_rounds(algorithm):
     assert_equal(*both)
 
 
+@pytest.mark.parametrize("batch", [None, 7, 40])
+@pytest.mark.parametrize("dim", [1, 9, 70])
+def test_logistic_regression_in_double_precision(batch, dim):
+    problem = Logistic.synthetic(N, samples=40 * N, dim=dim, batch=batch, compiled=False)
+    assert problem.rows.dtype == torch.float32
+    wide = Logistic(problem.rows.flatten(0, 1).double(), torch.ones(40 * N), nodes=N, batch=batch, compiled=False)
+    for one in (problem, wide):
+        both = [started(on, problem=one) for on in (True, False)]
+        for running in both:
+            running.advance(15)
+        assert_equal(*both)
+
+
 # ---- random numbers
 
 
@@ -281,13 +294,15 @@ class Own(Algorithm):
             grad = grad * state.x
         elif self.how == "in place":
             grad.mul_(0.5)
+        elif self.how == "diagonal":
+            grad = grad + (node.unit * node.unit) @ grad
         elif self.how == "twice":
             self.count = getattr(self, "count", 0) + 1
             grad = grad * self.count
         return perron.algorithms.centralized.ModelState(state.x - lr * node.mean(grad).wait())
 
 
-@pytest.mark.parametrize("how", ["norm", "branch", "step", "random", "product", "in place", "twice"])
+@pytest.mark.parametrize("how", ["norm", "branch", "step", "random", "product", "in place", "diagonal", "twice"])
 def test_a_step_that_is_not_recorded_runs_as_text(how):
     running = started(None, algorithm=Own(how))
     assert running.loop is None

@@ -13,9 +13,9 @@ import numpy as np
 from numba import njit
 from numba.extending import overload
 
-from perron.problems._kernels import minibatch, weighted_sum
+from perron.problems._kernels import distinct, minibatch, weighted_sum
 from perron.problems._normals import normals
-from perron.problems.compiled import Diagonal, Full, Minibatches, Sums
+from perron.problems.compiled import Diagonal, Full, Minibatches, Samples, Sums
 
 f32, i64, u64 = np.float32, np.int64, np.uint64
 EXACT: Any = {"nogil": True, "error_model": "numpy", "fastmath": {"contract"}}
@@ -37,7 +37,9 @@ def gradients(problem, memory, of, of_stride, to, to_stride, keys, draw):
 
 @overload(gradients)
 def _gradients(problem, memory, of, of_stride, to, to_stride, keys, draw):  # noqa: ARG001 (their types)
-    kernel = {Full: _full, Diagonal: _diagonal, Minibatches: _minibatches, Sums: _sums}[problem.instance_class]
+    kernel = {Full: _full, Diagonal: _diagonal, Samples: _samples, Minibatches: _minibatches, Sums: _sums}[
+        problem.instance_class
+    ]
     return lambda problem, memory, of, of_stride, to, to_stride, keys, draw: kernel(  # noqa: PLW0108 (a dispatcher)
         problem, memory, of, of_stride, to, to_stride, keys, draw
     )
@@ -205,3 +207,24 @@ def _sums(problem, memory, of, of_stride, to, to_stride, keys, draw):  # noqa: A
             for b in range(count):
                 weighted_sum(problem.blocks[i, b], point, z, total)
             _regularized(total, problem.samples, problem.regularization, memory, u64(x), u64(out))
+
+
+@njit(**SUMS)
+def _samples(problem, memory, of, of_stride, to, to_stride, keys, draw):
+    nodes, samples, dim = problem.rows.shape
+    flat, batch = problem.rows.reshape(-1), problem.batch
+    picks, seen, total = np.arange(batch), np.zeros(samples, np.bool_), np.empty(dim)
+    for i in range(nodes):
+        for t in range(len(keys)):
+            out, x = u64(to + i * to_stride + t * dim), u64(of + i * of_stride + t * dim)
+            if batch < samples:
+                distinct(keys[t, i], draw, samples, picks, seen)
+            total[:] = 0
+            for k in range(batch):
+                row, score = u64((i * samples + picks[k]) * dim), 0.0
+                for j in range(u64(dim)):
+                    score += flat[row + j] * memory[x + j]
+                weight = 1.0 / (1.0 + np.exp(score))
+                for j in range(u64(dim)):
+                    total[j] -= weight * flat[row + j]
+            _regularized(total, batch, problem.regularization, memory, x, out)

@@ -45,6 +45,14 @@ class Diagonal(NamedTuple):
     noise: Noise
 
 
+class Samples(NamedTuple):
+    """Logistic regression in double precision, with y h of all samples ``(n, m, d)``; all of them where the batch is m."""
+
+    rows: NDArray[np.floating]
+    batch: int
+    regularization: float
+
+
 class Minibatches(NamedTuple):
     """Logistic regression on minibatches, with y h of all samples ``(n, m, d)``."""
 

@@ -16,7 +16,7 @@ from perron._typing import FloatArray
 from perron.errors import PerronError
 from perron.problems._samples import as_numbers
 from perron.problems.base import Problem
-from perron.problems.compiled import Minibatches, Sums
+from perron.problems.compiled import Minibatches, Samples, Sums
 from perron.random import Keyed
 
 Start = Literal["equal", "authors", "text"]
@@ -143,8 +143,10 @@ class Logistic(Problem):
         return self._regularized(_mean_grad(self.rows[node, picks].to(x.dtype), x), x)
 
     def compiled_gradient(self, trials: int) -> Any:
-        if self._changes(Logistic) or not self.compiled:
+        if self._changes(Logistic):
             return None
+        if not self.compiled:
+            return Samples(self.rows.numpy(), self.batch or self.samples, self.regularization)
         if self.batch is None or self.batch == self.samples:
             return Sums(self._blocks.astype(np.float32, copy=False), self.samples, self.regularization)
         return Minibatches(self.rows.numpy(), self.batch, self.regularization)
