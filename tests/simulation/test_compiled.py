@@ -10,7 +10,7 @@ from perron import ADDOPT, FROST, AdamW, Mixing, PerronError, PushPull, Simulati
 from perron import schedules as schedule
 from perron.algorithms import ALGORITHMS, DiLoCo
 from perron.algorithms.base import About, Algorithm
-from perron.problems import LocalLoss, Logistic, Quadratic
+from perron.problems import LinearModel, LocalLoss, Logistic, Quadratic
 from perron.random import NOISE, Keyed
 from perron.simulation.running import Running
 
@@ -153,6 +153,18 @@ def test_logistic_regression_in_double_precision(batch, dim):
         for running in both:
             running.advance(15)
         assert_equal(*both)
+
+
+@pytest.mark.parametrize("batch", [None, 5])
+@pytest.mark.parametrize("kind", ["logistic", "ridge"])
+def test_linear_models(kind, batch):
+    options = {"scale": "rows", "l2": 0.1, "nonconvex": 0.05}
+    problem = LinearModel.from_data(N, kind=kind, data="synthetic", samples=301, dim=6, batch=batch, seed=1, **options)
+    assert len(set(problem.sample_counts.tolist())) > 1
+    both = [started(on, problem=problem) for on in (True, False)]
+    for one in both:
+        one.advance(25)
+    assert_equal(*both)
 
 
 # ---- random numbers
