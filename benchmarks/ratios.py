@@ -250,7 +250,8 @@ def main() -> None:
             numbers = f"{result['numpy']:8.2f}  {result['perron']:8.2f}  {result['ratio']:6.3f}"
             print(f"{one.name:>88}  {numbers}{f'  WORSE than {stored[one.name]}' if late else ''}", flush=True)
     if given.json:
-        given.json.write_text(json.dumps(found, indent=1) + "\n")
+        kept = json.loads(given.json.read_text()) if given.json.exists() else {}  # of rows that were not measured
+        given.json.write_text(json.dumps(kept | found, indent=1) + "\n")
     if worse:
         sys.exit(f"{len(worse)} of {len(found)} ratios are worse than the stored ones by more than {WORSE} times.")
 

@@ -10,7 +10,7 @@ from perron import ADDOPT, FROST, AdamW, Mixing, PerronError, PushPull, Simulati
 from perron import schedules as schedule
 from perron.algorithms import ALGORITHMS, DiLoCo
 from perron.algorithms.base import About, Algorithm
-from perron.problems import LocalLoss, Logistic, Quadratic
+from perron.problems import LinearModel, LocalLoss, Logistic, Quadratic
 from perron.random import NOISE, Keyed
 from perron.simulation.running import Running
 
@@ -139,6 +139,31 @@ def test_several_rounds(algorithm):
     both = [started(on, algorithm=algorithm, rounds=3) for on in (True, False)]
     for one in both:
         one.advance(20)
+    assert_equal(*both)
+
+
+@pytest.mark.parametrize("batch", [None, 7, 40])
+@pytest.mark.parametrize("dim", [1, 9, 70])
+def test_logistic_regression_in_double_precision(batch, dim):
+    problem = Logistic.synthetic(N, samples=40 * N, dim=dim, batch=batch, compiled=False)
+    assert problem.rows.dtype == torch.float32
+    wide = Logistic(problem.rows.flatten(0, 1).double(), torch.ones(40 * N), nodes=N, batch=batch, compiled=False)
+    for one in (problem, wide):
+        both = [started(on, problem=one) for on in (True, False)]
+        for running in both:
+            running.advance(15)
+        assert_equal(*both)
+
+
+@pytest.mark.parametrize("batch", [None, 5])
+@pytest.mark.parametrize("kind", ["logistic", "ridge"])
+def test_linear_models(kind, batch):
+    options = {"scale": "rows", "l2": 0.1, "nonconvex": 0.05}
+    problem = LinearModel.from_data(N, kind=kind, data="synthetic", samples=301, dim=6, batch=batch, seed=1, **options)
+    assert len(set(problem.sample_counts.tolist())) > 1
+    both = [started(on, problem=problem) for on in (True, False)]
+    for one in both:
+        one.advance(25)
     assert_equal(*both)
 
 
@@ -281,13 +306,15 @@ class Own(Algorithm):
             grad = grad * state.x
         elif self.how == "in place":
             grad.mul_(0.5)
+        elif self.how == "diagonal":
+            grad = grad + (node.unit * node.unit) @ grad
         elif self.how == "twice":
             self.count = getattr(self, "count", 0) + 1
             grad = grad * self.count
         return perron.algorithms.centralized.ModelState(state.x - lr * node.mean(grad).wait())
 
 
-@pytest.mark.parametrize("how", ["norm", "branch", "step", "random", "product", "in place", "twice"])
+@pytest.mark.parametrize("how", ["norm", "branch", "step", "random", "product", "in place", "diagonal", "twice"])
 def test_a_step_that_is_not_recorded_runs_as_text(how):
     running = started(None, algorithm=Own(how))
     assert running.loop is None

@@ -13,9 +13,9 @@ import numpy as np
 from numba import njit
 from numba.extending import overload
 
-from perron.problems._kernels import minibatch, weighted_sum
+from perron.problems._kernels import distinct, minibatch, weighted_sum
 from perron.problems._normals import normals
-from perron.problems.compiled import Diagonal, Full, Minibatches, Sums
+from perron.problems.compiled import Diagonal, Full, Linear, Minibatches, Sums
 
 f32, i64, u64 = np.float32, np.int64, np.uint64
 EXACT: Any = {"nogil": True, "error_model": "numpy", "fastmath": {"contract"}}
@@ -37,7 +37,9 @@ def gradients(problem, memory, of, of_stride, to, to_stride, keys, draw):
 
 @overload(gradients)
 def _gradients(problem, memory, of, of_stride, to, to_stride, keys, draw):  # noqa: ARG001 (their types)
-    kernel = {Full: _full, Diagonal: _diagonal, Minibatches: _minibatches, Sums: _sums}[problem.instance_class]
+    kernel = {Full: _full, Diagonal: _diagonal, Linear: _linear, Minibatches: _minibatches, Sums: _sums}[
+        problem.instance_class
+    ]
     return lambda problem, memory, of, of_stride, to, to_stride, keys, draw: kernel(  # noqa: PLW0108 (a dispatcher)
         problem, memory, of, of_stride, to, to_stride, keys, draw
     )
@@ -205,3 +207,31 @@ def _sums(problem, memory, of, of_stride, to, to_stride, keys, draw):  # noqa: A
             for b in range(count):
                 weighted_sum(problem.blocks[i, b], point, z, total)
             _regularized(total, problem.samples, problem.regularization, memory, u64(x), u64(out))
+
+
+@njit(**SUMS)
+def _linear(problem, memory, of, of_stride, to, to_stride, keys, draw):
+    nodes, dim = len(problem.shares), problem.rows.shape[1]
+    flat, ends, batch = problem.rows.reshape(-1), problem.ends, problem.batch
+    most = (ends[1:] - ends[:-1]).max()
+    picks, seen, total = np.arange(batch if batch else most), np.zeros(most, np.bool_), np.empty(dim)
+    for i in range(nodes):
+        samples = ends[i + 1] - ends[i]
+        for t in range(len(keys)):
+            out, x = u64(to + i * to_stride + t * dim), u64(of + i * of_stride + t * dim)
+            if batch:
+                distinct(keys[t, i], draw, samples, picks, seen)
+            count = batch if batch else samples
+            total[:] = 0
+            for k in range(count):
+                sample, score = ends[i] + picks[k], 0.0
+                row, target = u64(sample * dim), problem.targets[sample]
+                for j in range(u64(dim)):
+                    score += flat[row + j] * memory[x + j]
+                slope = score - target if problem.squared else -target / (1.0 + np.exp(target * score))
+                for j in range(u64(dim)):
+                    total[j] += slope * flat[row + j]
+            total *= problem.shares[i]
+            _regularized(total, count, problem.nonconvex, memory, x, out)
+            for j in range(u64(dim)):
+                memory[out + j] += problem.l2 * memory[x + j]

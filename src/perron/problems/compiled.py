@@ -7,7 +7,7 @@ from typing import NamedTuple, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from perron._typing import FloatArray
+from perron._typing import FloatArray, IntArray
 
 
 class Noise(NamedTuple):
@@ -43,6 +43,28 @@ class Diagonal(NamedTuple):
     hessians: FloatArray
     offsets: FloatArray
     noise: Noise
+
+
+class Linear(NamedTuple):
+    """A linear model with one score per sample, in double precision; see `perron.problems.LinearModel`.
+
+    Attributes:
+        rows, targets: the samples of all nodes, one node after the other, ``(N, d)`` and ``(N,)``.
+        ends: where the samples of each node begin, and the end, ``(n + 1,)``.
+        shares: weights of the means over the samples, ``(n,)``.
+        squared: whether the loss is (z - t)^2 / 2, and not ln(1 + exp(-t z)).
+        batch: samples of a minibatch; 0: all.
+        l2, nonconvex: weights of the regularizers.
+    """
+
+    rows: NDArray[np.floating]
+    targets: FloatArray
+    ends: IntArray
+    shares: FloatArray
+    squared: bool
+    batch: int
+    l2: float
+    nonconvex: float
 
 
 class Minibatches(NamedTuple):

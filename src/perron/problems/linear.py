@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
 from typing import Any, Literal, Self
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -16,6 +17,7 @@ from perron.problems._losses import LOSSES, encode
 from perron.problems._optimum import kept_optimum
 from perron.problems._samples import as_numbers
 from perron.problems.base import Problem
+from perron.problems.compiled import Linear
 from perron.random import Keyed
 
 Name = Literal["logistic", "squared", "softmax"]  # of a loss
@@ -185,6 +187,14 @@ class LinearModel(Problem):
         rows, slopes = self._at_samples(x, picks)
         mean = (rows.mT @ slopes / self.batch).flatten(-2)
         return self.shares.to(x)[:, None] * mean + self._slope(x)
+
+    def compiled_gradient(self, trials: int) -> Any:
+        if self._changes(LinearModel) or self.outputs > 1 or self.rows.dtype != torch.float64:
+            return None
+        counts = self.sample_counts.numpy()
+        batch = 0 if self.batch is None or counts.max() == self.batch else self.batch
+        samples = (self.rows.numpy(), self.targets[:, 0].contiguous().numpy(), np.append(0, counts.cumsum()))
+        return Linear(*samples, self.shares.numpy(), self.kind == "squared", batch, self.l2, self.nonconvex)
 
     def sample_grads(self, x: Tensor, samples: Tensor) -> Tensor:
         if bool((samples < 0).any()) or bool((samples >= self.sample_counts[:, None]).any()):

@@ -16,12 +16,13 @@ from perron._typing import FloatArray
 from perron.errors import PerronError
 from perron.problems._samples import as_numbers
 from perron.problems.base import Problem
-from perron.problems.compiled import Minibatches, Sums
+from perron.problems.compiled import Linear, Minibatches, Sums
 from perron.random import Keyed
 
 Start = Literal["equal", "authors", "text"]
 CHUNK = 2**16  # samples that plain torch works on at a time
 BLOCK = 512  # samples that the compiled sum works on at a time
+LEAST = 64  # a multiple of which it works on where there are fewer
 COMPILED_UP_TO = 64  # coordinates; beyond that a matrix product in torch is as fast
 
 
@@ -143,8 +144,12 @@ class Logistic(Problem):
         return self._regularized(_mean_grad(self.rows[node, picks].to(x.dtype), x), x)
 
     def compiled_gradient(self, trials: int) -> Any:
-        if self._changes(Logistic) or not self.compiled:
+        if self._changes(Logistic):
             return None
+        if not self.compiled:
+            ends, every = np.arange(self.nodes + 1) * self.samples, self.batch in (None, self.samples)
+            samples = (self.rows.flatten(0, 1).numpy(), np.ones(ends[-1]), ends, np.ones(self.nodes))
+            return Linear(*samples, False, 0 if every else self.batch, 0.0, self.regularization)  # type: ignore[arg-type]
         if self.batch is None or self.batch == self.samples:
             return Sums(self._blocks.astype(np.float32, copy=False), self.samples, self.regularization)
         return Minibatches(self.rows.numpy(), self.batch, self.regularization)
@@ -268,10 +273,11 @@ class Logistic(Problem):
     @cached_property
     def _blocks(self) -> FloatArray:
         """The rows for the compiled sum over all of them: ``(n, blocks, d, BLOCK)``, filled up with zeros, which add nothing."""
-        count = -(-self.samples // BLOCK)
-        padded = torch.zeros(self.nodes, count * BLOCK, self.dim)
+        block = min(BLOCK, -(-self.samples // LEAST) * LEAST)
+        count = -(-self.samples // block)
+        padded = torch.zeros(self.nodes, count * block, self.dim)
         padded[:, : self.samples] = self.rows
-        return padded.view(self.nodes, count, BLOCK, self.dim).transpose(2, 3).contiguous().numpy()
+        return padded.view(self.nodes, count, block, self.dim).transpose(2, 3).contiguous().numpy()
 
 
 def _mean_grad(rows: Tensor, x: Tensor) -> Tensor:

@@ -32,8 +32,8 @@ from perron.simulation._trace import NotTraceable, Step, trace
 from perron.simulation.node import SimulatedNode
 
 LARGEST = 2**18  # numbers in the models of all nodes and trials; beyond, torch is as fast, on all cores
-DENSE = 0.25  # share of entries of a matrix that are not zero, from which on BLAS is faster than sparse sums,
-WORK = 2**19  # where a step multiplies more numbers than this
+DENSE = 0.5  # share of entries of a matrix that are not zero, from which on BLAS is faster than sparse sums,
+WORK = 2**19  # where a product multiplies more numbers than this
 PERIOD = 256  # of a network
 SLOW = 2.0  # seconds after which compiling is announced
 CLOSE = 1e-9  # relative difference of a step of the program and of the text
@@ -83,10 +83,13 @@ class CompiledLoop:
         arrays = problem.compiled_gradient(self.trials)
         if arrays is None:
             raise NotCompiled(f"{type(problem).__name__} has no compiled gradient")
-        steps = _recorded(algorithm, mixing, rounds)
-        builder = Builder(steps, mixing, self.trials * self.dim)
-        entries = builder.entries / len(builder.places)  # of a step
-        if entries > DENSE * self.nodes**2 and entries * builder.numbers > WORK:
+        try:
+            steps = _recorded(algorithm, mixing, rounds)
+            builder = Builder(steps, mixing, self.trials * self.dim)
+        except NotTraceable as error:
+            raise NotCompiled(f"{algorithm.about.title} has no recorded step: {error}") from None
+        links = builder.most_links
+        if links > DENSE * self.nodes**2 and links * builder.numbers > WORK:
             raise NotCompiled("its network is dense, and its models are not small")
         self.places, self._program, self._lr = builder.places, builder.program(), builder.lr
         self._wide = {name for name, value in steps[0].outputs.items() if value.width == steps[0].width}
@@ -236,7 +239,4 @@ def _recorded(algorithm: Algorithm, mixing: Mixing, rounds: int) -> list[Step]:
         IndexError,
     ):  # functions of the user may insist on the length of the model
         raise NotCompiled(f"{algorithm.about.title} depends on the length of the model") from None
-    try:
-        return [trace(algorithm, begun, node, mixing.index, step, rounds) for step in range(mixing.period)]
-    except NotTraceable as error:
-        raise NotCompiled(f"{algorithm.about.title} has no recorded step: {error}") from None
+    return [trace(algorithm, begun, node, mixing.index, step, rounds) for step in range(mixing.period)]

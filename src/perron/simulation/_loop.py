@@ -11,18 +11,28 @@ import numpy as np
 from numba import njit
 
 from perron import random
-from perron.problems import _gradients, _kernels, _normals
+from perron.problems import _gradients, _kernels, _normals, compiled
 from perron.problems._gradients import gradients
+from perron.simulation import _program
 from perron.simulation._program import GRADIENT, RECIPROCAL, SUM
 
 i64, u64 = np.int64, np.uint64
 _SUM, _RECIPROCAL, _GRADIENT = i64(SUM), i64(RECIPROCAL), i64(GRADIENT)
-FAST: Any = {"cache": True, "nogil": True, "fastmath": {"contract"}, "error_model": "numpy"}
+FAST: Any = {"nogil": True, "fastmath": {"contract"}, "error_model": "numpy"}
 
 
-def code_of(*modules: ModuleType) -> str:
+def _source(*modules: ModuleType) -> str:
     """A hash of the source of modules."""
-    return sha256(b"".join(Path(str(module.__file__)).read_bytes() for module in modules)).hexdigest()
+    return sha256(b"".join(Path(str(module.__file__)).read_bytes() for module in modules)).hexdigest()[:16]
+
+
+PARTS = _source(_gradients, _kernels, _normals, _program, compiled, random)
+
+
+def _kept(function: Any) -> Any:
+    """Compile a function and keep it on disk, under a name that changes with the modules it uses: numba looks at its own only."""
+    function.__qualname__ = f"{function.__name__}_{PARTS}"
+    return njit(cache=True, **FAST)(function)
 
 
 @njit(**FAST)
@@ -49,7 +59,7 @@ def add_rows(program, at):
                     )
 
 
-@njit(**FAST)
+@_kept
 def execute(program, at, end):
     """Do instructions from number ``at`` on, up to the next GRADIENT or ``end``; return where it stopped."""
     code, memory = program.code, program.memory
@@ -67,38 +77,29 @@ def execute(program, at, end):
     return at
 
 
-def _compiled(parts: str) -> Any:
-    """The loop; it is kept on disk under ``parts`` too, since numba looks at the code of this module only."""
+@_kept
+def run(program, problem, rates, step, steps, keys, draw):
+    """Do steps; return the number of gradients that a node has computed.
 
-    @njit(**FAST)
-    def run(program, problem, rates, step, steps, keys, draw):
-        """Do steps; return the number of gradients that a node has computed.
-
-        Args:
-            program: see `perron.simulation._program`.
-            problem: one of `perron.problems.compiled`.
-            rates: learning rates, ``(steps, n)``; without rows, those in memory stay.
-            step: the number of the first step.
-            steps: their number.
-            keys: of the random numbers, ``(trials, n)``.
-            draw: the number of the first gradient.
-        """
-        _ = parts
-        code, memory, starts, first = program.code, program.memory, program.starts, draw
-        cycle = len(starts) - 1
-        for s in range(steps):
-            if len(rates):
-                memory[: keys.shape[1]] = rates[s]
-            stage = (step + s) % cycle
-            end = starts[stage + 1]
-            at = execute(program, starts[stage], end)
-            while at < end:
-                gradients(problem, memory, code[at, 5], code[at, 6], code[at, 1], code[at, 2], keys, draw)
-                draw += 1
-                at = execute(program, at + 1, end)
-        return draw - first
-
-    return run
-
-
-run = _compiled(code_of(_gradients, _kernels, _normals, random))
+    Args:
+        program: see `perron.simulation._program`.
+        problem: one of `perron.problems.compiled`.
+        rates: learning rates, ``(steps, n)``; without rows, those in memory stay.
+        step: the number of the first step.
+        steps: their number.
+        keys: of the random numbers, ``(trials, n)``.
+        draw: the number of the first gradient.
+    """
+    code, memory, starts, first = program.code, program.memory, program.starts, draw
+    cycle = len(starts) - 1
+    for s in range(steps):
+        if len(rates):
+            memory[: keys.shape[1]] = rates[s]
+        stage = (step + s) % cycle
+        end = starts[stage + 1]
+        at = execute(program, starts[stage], end)
+        while at < end:
+            gradients(problem, memory, code[at, 5], code[at, 6], code[at, 1], code[at, 2], keys, draw)
+            draw += 1
+            at = execute(program, at + 1, end)
+    return draw - first

@@ -27,9 +27,10 @@ from scipy.sparse import csr_array
 from perron._typing import FloatArray, IntArray
 from perron.algorithms.node import Side
 from perron.networks.mixing import Mixing
-from perron.simulation._trace import Step, Term, Value
+from perron.simulation._trace import NotTraceable, Step, Term, Value
 
 SUM, RECIPROCAL, OWN, GRADIENT = range(4)
+OTHERS = {"gradient": GRADIENT, "reciprocal": RECIPROCAL, "own": OWN}
 LANES = 8  # numbers to a multiple of which rows are filled up
 GROUP = 4  # entries to a multiple of which sums are filled up, with a row of zeros
 
@@ -95,8 +96,8 @@ class Builder:
         self._sums: list[tuple[Any, ...]] = [(np.empty(0),) * 5]  # of each: what `Program` has of its entries
         self._row_count = self._entry_count = self._weight_count = 0
         self.lr = self._allocate(self.nodes, 1)
-        self.zero = self._allocate(1, max(self.numbers, self.nodes))
         names = steps[0].outputs
+        self.zero = self._allocate(1, max(self.numbers, self.nodes, *(value.width for value in names.values())))
         kept = {
             name
             for name in names
@@ -136,9 +137,9 @@ class Builder:
         )
 
     @property
-    def entries(self) -> int:
-        """The number of entries of all sums."""
-        return self._entry_count
+    def most_links(self) -> int:
+        """The number of entries of the densest matrix that the steps mix with."""
+        return max((len(rows) for rows, _, _ in self._matrices.values()), default=0)
 
     # ---- memory
 
@@ -275,12 +276,12 @@ class _Stage:
             parts = [self._mixed(Term(value))]
         elif kind == "sum":
             parts = [self._part(one) for term in value.terms for one in self._flat(term)]
+        elif kind not in OTHERS:
+            raise NotTraceable("it uses the diagonal of a matrix in another way than as a column")
         else:
             of = self._slot(value.of)  # type: ignore[arg-type]
             result = self._result(value)
-            builder.instruct(
-                {"gradient": GRADIENT, "reciprocal": RECIPROCAL, "own": OWN}[kind], result, of.place, of.stride
-            )
+            builder.instruct(OTHERS[kind], result, of.place, of.stride)
             return result
         result = self._result(value)
         builder.sum(result, parts)

@@ -271,12 +271,11 @@ class _TracingNode(Node):
     """Records exchanges."""
 
     def __init__(self, node: Node, index: Callable[[Side, int], int], step: int) -> None:
-        self.nodes, self.step, self._index = node.nodes, step, index
-        self._unit = node.unit
+        self.nodes, self.step, self._index, self._node = node.nodes, step, index, node
 
     @property
     def unit(self) -> Tensor:
-        return _symbol(Value(kind="constant", width=self.nodes, name=self._unit), self.nodes)
+        return _symbol(Value(kind="constant", width=self.nodes, name=self._node.unit), self.nodes)
 
     def _mixed(self, side: Side, x: Tensor) -> Handle:
         of, key = _value(x), (side, self._index(side, self.step))
