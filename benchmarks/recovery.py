@@ -19,6 +19,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -70,13 +71,12 @@ def measured(nodes: int, kills: int) -> list[dict[str, float]]:
         try:
             alive = list(range(nodes))
             for _ in range(kills):
-                wait(folder, {node: len(steps(folder, node)) + STEPS for node in alive})
+                goals = {node: len(steps(folder, node)) + STEPS for node in alive}
+                wait(lambda goals=goals: all(len(steps(folder, node)) >= goal for node, goal in goals.items()))
                 dead = alive.pop(len(alive) // 2)
-                changes = {node: len(steps(folder, node)[-1][1]) for node in alive}
-                before, began = {node: len(steps(folder, node)) for node in alive}, time.monotonic()
+                changes, began = {node: len(steps(folder, node)[-1][1]) for node in alive}, time.monotonic()
                 os.kill(int((folder / f"{dead}.pid").read_text()), signal.SIGKILL)
-                wait(folder, {node: count + 3 for node, count in before.items()})
-                first = [next(line for line in steps(folder, node) if len(line[1]) > changes[node]) for node in alive]
+                first = wait(lambda changes=changes: [after(folder, *one) for one in changes.items()])
                 changed = max(line[1][-1] for line in first)
                 found.append({"next step": max(line[0] for line in first) - began, "agreeing": changed})
         except TimeoutError:
@@ -88,13 +88,19 @@ def measured(nodes: int, kills: int) -> list[dict[str, float]]:
     return found
 
 
-def wait(folder: Path, goals: dict[int, int]) -> None:
-    """Wait until each node has done so many steps."""
+def after(folder: Path, node: int, changes: int) -> Any:
+    """The first step of a node after more than so many changes of members; None before that."""
+    return next((line for line in steps(folder, node) if len(line[1]) > changes), None)
+
+
+def wait(condition: Callable[[], Any]) -> Any:
+    """Wait until a condition holds, for all of them if it is a list."""
     deadline = time.monotonic() + LONG
-    while any(len(steps(folder, node)) < goal for node, goal in goals.items()):
+    while not (found := condition()) or (isinstance(found, list) and not all(found)):
         if time.monotonic() > deadline:
             raise TimeoutError
         time.sleep(0.2)
+    return found
 
 
 def main() -> None:

@@ -414,6 +414,8 @@ def part(found: dict[str, Any]) -> str:
     verdict = f"**It falls short:** {'; '.join(short)}." if short else "That meets all bars."
     if found["minutes"] < LONG:
         verdict += f" **Too short to count:** less than {LONG:g} minutes."
+    if found["version"] != version():
+        verdict += " **Measured on earlier code**, with the kinds of faults that the table has."
     rows = "\n".join(f"| {name} | {value} |" for name, value in found.items())
     return f"## {found['mode'].capitalize()}\n\n{told(found)}. {verdict}\n\n| | |\n|---|---|\n{rows}"
 
