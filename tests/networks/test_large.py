@@ -9,7 +9,8 @@ from scipy.sparse import coo_array, csr_array, random_array
 
 from perron import Mixing
 from perron.networks import stochastic, topologies
-from perron.networks.graph import Graph, without_diagonal
+from perron.networks._adjacency import without_diagonal
+from perron.networks.graph import Graph
 from perron.simulation.node import SimulatedNode
 
 NODES = 300

@@ -17,6 +17,7 @@ from scipy.sparse import csr_array, issparse
 
 from perron._typing import IntArray
 from perron.errors import GraphError, brief, listed
+from perron.networks._adjacency import reaches_all, without_diagonal
 from perron.networks._checks import check_labels, check_nodes, to_pairs, to_positions
 from perron.networks.layout import to_svg
 
@@ -198,7 +199,7 @@ class Graph:
     @cached_property
     def components(self) -> IntArray:
         """The strongly connected component of each node, as a number."""
-        if len(self._links.indices) <= FEW_EDGES and _reaches_all(self._links) and _reaches_all(self._by_source):
+        if len(self._links.indices) <= FEW_EDGES and reaches_all(self._links) and reaches_all(self._by_source):
             return _frozen(np.zeros(self.nodes, dtype=np.int64))
         from scipy.sparse.csgraph import connected_components
 
@@ -363,33 +364,6 @@ def as_graph(value: Any) -> Any:
     if issparse(value) or (isinstance(value, np.ndarray) and value.ndim == 2):
         return Graph.from_matrix(value)
     return value
-
-
-def _reaches_all(matrix: csr_array) -> bool:
-    """Whether a path along entries [i, j], from i to j, leads from node 0 to every other."""
-    starts, neighbors = matrix.indptr.tolist(), matrix.indices.tolist()
-    seen, stack = {0}, [0]
-    while stack:
-        node = stack.pop()
-        new = set(neighbors[starts[node] : starts[node + 1]]) - seen
-        seen |= new
-        stack += new
-    return len(seen) == matrix.shape[0]
-
-
-def without_diagonal(matrix: csr_array) -> tuple[csr_array, IntArray]:
-    """Return a sorted matrix without its diagonal, with indices of 32 bits where these are enough, and the rows that had one."""
-    small = max(matrix.shape[0], matrix.nnz) <= np.iinfo(np.int32).max
-    kind = np.int32 if small else np.int64
-    indices, starts = matrix.indices.astype(kind, copy=False), matrix.indptr.astype(kind, copy=False)
-    kept = indices != np.repeat(np.arange(matrix.shape[0], dtype=kind), np.diff(starts))
-    if kept.all():
-        return csr_array((matrix.data, indices, starts), shape=matrix.shape), np.empty(0, dtype=np.int64)
-    loops = indices[~kept].astype(np.int64)
-    before = np.zeros(len(starts), kind)
-    before[1 + loops] = 1
-    starts = starts - np.cumsum(before, dtype=kind)
-    return csr_array((matrix.data[kept], indices[kept], starts), shape=matrix.shape), loops
 
 
 def _neighbors(matrix: csr_array, row: int) -> IntArray:
