@@ -125,42 +125,29 @@ class LivePage:
             return None
         self._labels = [name for name in self._labels if name in found]
         self._labels += [name for name in found if name not in self._labels]
-        step_lists: list[list[float]] = []
-        runs = [self._run(name, *found[name], step_lists, dated=study) for name in self._labels]
         dimensions = [{"title": "runs" if study else "nodes", "values": self._labels}]
         dimensions += [{"title": "state", "values": STATES}] if study else []
+        step_lists: list[list[float]] = []
+        runs = [  # those in progress come first, and so have whole lines
+            {
+                "run": name,
+                "at": [self._labels.index(name), state][: len(dimensions)],
+                "values": _values(points, step_lists),
+                "clock": None,
+                "floor": None,
+                "per_step": {},
+            }
+            for name, (state, points) in found.items()
+        ]
         return {
             "metrics": [metric_about(name) for name in drawn],
             "dimensions": dimensions,
             "steps": step_lists,
             "runs": runs,
             "trials": 1,
-            "thinned": None,
             "color": 0,
-            "dash": 1 if study else -1,
             "panel": -1,
             "shown": [list(range(len(one["values"]))) for one in dimensions],
-            "nested": False,
-        }
-
-    def _run(self, name: str, state: int, points: Points, lists: list[list[float]], *, dated: bool) -> dict[str, Any]:
-        """Return one run or node; its metrics may have been recorded at different steps."""
-        values = {}
-        for metric, curve in points.items():
-            steps, numbers = map(list, zip(*curve, strict=True))
-            if steps not in lists:
-                lists.append(steps)
-            values[metric] = {"steps": lists.index(steps), "mean": numbers}
-        at = [self._labels.index(name), *([state] if dated else [])]
-        return {
-            "run": name,
-            "at": at,
-            "steps": 0,
-            "values": values,
-            "clock": None,
-            "floor": None,
-            "lr": None,
-            "per_step": {},
         }
 
     def _finished_runs(self) -> dict[str, tuple[int, Points]]:
@@ -202,6 +189,17 @@ def make_server(live: LivePage, port: int = 0) -> PageServer:
         "report": lambda: answer(live.report()),
     }
     return PageServer(pages, port)
+
+
+def _values(points: Points, lists: list[list[float]]) -> dict[str, Any]:
+    """Return the values of each metric, and the place of its steps in the lists: metrics may be recorded at different steps."""
+    values = {}
+    for metric, curve in points.items():
+        steps, numbers = map(list, zip(*curve, strict=True))
+        if steps not in lists:
+            lists.append(steps)
+        values[metric] = {"steps": lists.index(steps), "mean": numbers}
+    return values
 
 
 def _points(track: Track) -> Points:

@@ -86,13 +86,14 @@ class _Handler(BaseHTTPRequestHandler):
         if not super().parse_request():
             return False
         hosts = self.headers.get_all("Host") or []
-        token, _, page = self.path.removeprefix("/").partition("/")
+        start, _, rest = self.path.partition("/")
+        token, slash, page = rest.partition("/")
         known = secrets.compare_digest(token.encode("latin-1", "replace"), self.server.token.encode())
         if len(hosts) != 1 or hosts[0].lower() not in self.server.hosts:
             self.send_error(HTTPStatus.MISDIRECTED_REQUEST)
         elif self.command != "GET":
             self.send_error(HTTPStatus.METHOD_NOT_ALLOWED)
-        elif not known or not self.path.startswith("/") or page not in self.server.pages:
+        elif start or not known or not slash or page not in self.server.pages:
             self.send_error(HTTPStatus.NOT_FOUND)
         else:
             self._page = page
