@@ -21,24 +21,23 @@ SILENCE = 5.0  # seconds after which a connection to ourselves counts as blocked
 
 
 def check_machine() -> Iterator[Check]:
-    """Cores, memory, disk, ports and the terminal."""
-    from perron.data import datasets
-    from perron.studies.executors import cores
-
-    yield Check("cores", str(cores()))
+    """Memory, disk, ports, the terminal and cores."""
     yield _check_memory()
     yield check_folder("disk: this folder", Path.cwd(), "Free some, or work in another folder.")
     yield check_folder("disk: temporary", Path(tempfile.gettempdir()), "Free some, or set TMPDIR to another folder.")
-    data = datasets.cache("mnist").parent
-    yield check_folder("disk: datasets", data, "Free some, or set PERRON_DATA to another folder.")
     yield check_ports()
     yield _check_terminal()
+    from perron.studies.executors import cores  # imports torch, which may fail: the rows above are there then
+
+    yield Check("cores", str(cores()))
 
 
 def check_datasets() -> Iterator[Check]:
-    """The datasets that are here, and those that can be fetched."""
+    """The folder of datasets, those that are here, and those that can be fetched."""
     from perron.data import datasets
 
+    folder = datasets.cache("mnist").parent
+    yield check_folder("disk: datasets", folder, "Free some, or set PERRON_DATA to another folder.")
     here = [name for name in datasets.TITLES if datasets.find(name)]
     others = [name for name in datasets.TITLES if name not in here]
     yield Check("datasets", ", ".join(["digits", *here]))
