@@ -109,6 +109,13 @@ def test_data_of_a_study(page, study):
     assert data["curves"]
 
 
+def test_records_that_are_damaged_from_the_start(page, study):
+    (study / STUDY_FILE).write_bytes(b'{"began": 2.0, "runs": [["a", "b"]]}\n')
+    data = page.data()
+    assert data["state"].startswith("Not updated")
+    assert (data["curves"], data["chips"], data["table"]["rows"]) == (None, [], [])
+
+
 def test_data_of_a_training(tmp_path, monkeypatch):
     monkeypatch.setattr(live, "FRESH", 0.0)
     logs = [Log(tmp_path, steps=100, node=node, every=0) for node in range(2)]

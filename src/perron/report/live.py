@@ -25,6 +25,10 @@ FRESH = 1.0  # seconds for which all readers get the same data
 ROWS = 200  # of the table
 ACTIVE, DONE = 0, 1  # places in STATES
 STATES = ["in progress", "finished"]
+NOTHING: dict[str, Any] = {  # what is known before the records are read for the first time
+    "running": False, "share": None, "chips": [], "alerts": [], "table": {"title": "", "columns": [], "rows": []},
+    "curves": None, "report": False,
+}  # fmt: skip
 
 Points = Mapping[str, Iterable[tuple[float, float | None]]]
 
@@ -39,7 +43,7 @@ class LivePage:
     def __init__(self, dashboard: Dashboard) -> None:
         self.dashboard = dashboard
         self._lock = Lock()
-        self._data: dict[str, Any] = {}
+        self._data = NOTHING
         self._read = -FRESH
         self._labels: list[str] = []  # of the curves, in the order in which they were first seen: colors stay
         self._finished: dict[str, Points] = {}
