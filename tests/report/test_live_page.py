@@ -127,6 +127,7 @@ def test_data_of_a_training(tmp_path, monkeypatch):
     data = page.data()
     assert data["running"]
     assert not data["report"]
+    assert data["curves"]["metrics"] == [{"name": "loss", "title": "loss", "about": "", "share": False}]
     assert lines(data, "loss") == {"node 0": [(1, 0.5), (2, 1.0)], "node 1": [(1, 0.5), (2, None)]}
     assert [row[:2] for row in data["table"]["rows"]] == [[f"node {node}", "2 of 100"] for node in range(2)]
     for log in logs:
@@ -332,6 +333,7 @@ def test_it_fits_a_phone_and_shows_what_went_wrong(opened, page, study):
         assert shown.locator("#messages li").all_inner_texts() == [
             f"failed: push_pull on ring(16), lr 0.1: killed {EVIL}"
         ]
+        assert shown.locator("#alerts h2").inner_text() == "Failures"
         assert shown.title() != "hacked"
     shown.evaluate("document.dispatchEvent(new Event('visibilitychange'))")  # it asks at once, and there is no answer
     wait_until(shown, "document.title.startsWith('not updated')")

@@ -56,6 +56,7 @@ function update(now) {
   at("share").value = now.share ?? 0;
   at("share").hidden = now.share === null;
   write("chips", now.chips);
+  write("alerts-title", now.alerts_title);
   write("messages", now.alerts);
   at("alerts").hidden = !now.alerts.length;
   at("report").hidden = !now.report;

@@ -26,7 +26,7 @@ ROWS = 200  # of the table
 ACTIVE, DONE = 0, 1  # places in STATES
 STATES = ["in progress", "finished"]
 NOTHING: dict[str, Any] = {  # what is known before the records are read for the first time
-    "running": False, "share": None, "chips": [], "alerts": [], "table": {"title": "", "columns": [], "rows": []},
+    "running": False, "share": None, "chips": [], "alerts_title": "", "alerts": [], "table": {"title": "", "columns": [], "rows": []},
     "curves": None, "report": False,
 }  # fmt: skip
 
@@ -98,6 +98,7 @@ class LivePage:
                 "details": dashboard.state if dashboard.state != "running" else "",
                 "share": folder.share if known else None,
                 "chips": chips,
+                "alerts_title": "Failures" if study else "Events",
                 "alerts": dashboard.messages(),
                 "table": self._table(),
                 "curves": self._curves(),
@@ -144,7 +145,9 @@ class LivePage:
             for name, (state, points) in found.items()
         ]
         return {
-            "metrics": [metric_about(name) for name in drawn],
+            "metrics": [
+                metric_about(name) | ({} if study else {"about": ""}) for name in drawn
+            ],  # names of the user's own
             "dimensions": dimensions,
             "steps": step_lists,
             "runs": runs,
