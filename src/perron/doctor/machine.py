@@ -47,16 +47,12 @@ def check_datasets() -> Iterator[Check]:
 
 def check_ports() -> Check:
     """Whether a process can listen on the loopback interface and be reached there, as the nodes of a training are."""
-    name, data = "loopback ports", b"perron"
+    name = "loopback ports"
     try:
         with socket.create_server((LOOPBACK, 0)) as server:
             server.settimeout(SILENCE)
-            with socket.create_connection(server.getsockname(), timeout=SILENCE) as client:
-                client.sendall(data)
-                connection, _ = server.accept()
-                with connection:
-                    connection.settimeout(SILENCE)
-                    received = connection.recv(len(data))
+            with socket.create_connection(server.getsockname(), timeout=SILENCE):
+                server.accept()[0].close()
     except OSError as error:
         return Check(
             name,
@@ -64,7 +60,7 @@ def check_ports() -> Check:
             Verdict.PROBLEM,
             "Allow connections within this machine (firewall, sandbox or container): perron launch needs them.",
         )
-    return Check(name, "can be bound and reached" if received == data else "something else answers on them")
+    return Check(name, "can be bound and reached")
 
 
 def check_folder(name: str, folder: Path, remedy: str) -> Check:

@@ -26,8 +26,8 @@ ROWS = 200  # of the table
 ACTIVE, DONE = 0, 1  # places in STATES
 STATES = ["in progress", "finished"]
 NOTHING: dict[str, Any] = {  # what is known before the records are read for the first time
-    "running": False, "share": None, "chips": [], "alerts_title": "", "alerts": [], "table": {"title": "", "columns": [], "rows": []},
-    "curves": None, "report": False,
+    "running": False, "share": None, "chips": [], "alerts_title": "", "alerts": [], "curves": None, "report": False,
+    "table": {"title": "", "columns": [], "rows": []},
 }  # fmt: skip
 
 Points = Mapping[str, Iterable[tuple[float, float | None]]]
