@@ -144,12 +144,15 @@ class Membership:
             self.store.compare_set("failure", "", f"{type(error).__name__}: {error}")
 
     def finish(self, step: int) -> None:
-        """Leave the training: wait until the other members have finished, too, or the generation ends."""
+        """Leave the training: wait until the other members have finished, too, the generation ends, or the store is gone.
+
+        The launcher ends the store when all have finished, which some may not have seen by then.
+        """
         with suppress(*STORE_ERRORS):
             refuse_failed(self.store)
             self.store.compare_set("finished", "", f"node {self.node}, after {step} steps")
         self._heartbeat.set_final_status(FINISHED)
-        while self.generation is not None and not self.generation.ended:
+        while self.generation is not None and not self.generation.ended and self._heartbeat.is_alive():
             others = [member.name for member in self.generation.members if member.name != self.name]
             if all(self._heartbeat.status(name).kind != ALIVE for name in others):
                 break
