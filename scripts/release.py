@@ -147,7 +147,7 @@ def check_one(python: str, name: str, workers: int) -> dict[str, Any]:
     try:
         resolve(python, name, lock, torch)
     except subprocess.CalledProcessError as error:
-        return {"result": "no versions fit", "why": last_line(error.stderr)}
+        return {"result": "no versions fit", "why": " ".join(error.stderr.split())[:200]}
     versions = dict(re.findall(r"^([\w.-]+)==([\w.+!-]+)", lock.read_text(), re.M))
     about = {key: versions.get(key, "-") for key in ("numpy", "torch")}
     if interpreter is None:
@@ -214,6 +214,7 @@ def find_torch(python: str) -> list[str] | None:
 def resolve(python: str, name: str, lock: Path, torch: list[str] | None) -> None:
     """Choose versions of all dependencies, with wheels only, and write them to a file."""
     WORK.mkdir(parents=True, exist_ok=True)
+    lock.unlink(missing_ok=True)  # uv would prefer the versions in it
     options = {
         "lowest": ["--resolution", "lowest-direct"],
         "pinned": ["--constraint", "constraints.txt"],
@@ -357,7 +358,7 @@ def table() -> bool:
     print(f"\n{sizes()}")
     if "demo" in rows:
         print(f"perron demo from the wheel: {rows['demo']['result']}, {rows['demo']['why']}")
-    return not any("FAILED" in row["result"] or row["result"] == "no versions fit" for row in rows.values())
+    return not any("FAILED" in row["result"] for row in rows.values())
 
 
 # ---- commands
