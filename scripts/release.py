@@ -38,7 +38,10 @@ TEST_TOOLS = ["hypothesis", "psutil", "pytest", "pytest-timeout", "pytest-xdist"
 TIERS = "not (processes or cluster or browser or docs or fault or slow)"
 # These look at the checkout: at the sources, at the documentation, or at files that only development needs.
 OF_THE_CHECKOUT = ["tests/docs", "tests/cli/test_examples.py", "tests/test_architecture.py", "tests/test_vocabulary.py"]
-WITHOUT_TORCH = ["tests/networks", "tests/clock/test_link_files.py", "tests/clock/test_presets.py"]
+WITHOUT_TORCH = [
+    *(f"tests/networks/test_{name}.py" for name in ("files", "formats", "graph", "spectral", "topologies")),
+    "tests/clock/test_link_files.py",
+]
 BAR = 60.0  # seconds until the demo's first picture
 LARGEST = 1_000_000  # bytes of a file in the wheel
 DATA = re.compile(r"\.(npz|gz|zip|csv|parquet|idx\d-ubyte|bin|txt)$")  # suffixes that data sets have
@@ -141,144 +144,115 @@ def copy_checkout() -> None:
 
 def check_one(python: str, name: str, workers: int) -> dict[str, Any]:
     """Make an environment, test in it, and return what came out."""
-    interpreter, reason = find_python(python)
-    lock = WORK / f"{python}-{name}.txt"
+    interpreter, lock = find_python(python), WORK / f"{python}-{name}.txt"
     torch = find_torch(python)
     try:
-        resolve(python, name, lock, torch)
+        versions = resolve(python, name, lock, torch if interpreter else [])
     except subprocess.CalledProcessError as error:
         return {"result": "no versions fit", "why": " ".join(error.stderr.split())[:200]}
-    versions = dict(re.findall(r"^([\w.-]+)==([\w.+!-]+)", lock.read_text(), re.M))
     about = {key: versions.get(key, "-") for key in ("numpy", "torch")}
     if interpreter is None:
-        return about | {"result": "not run", "why": f"{reason}; versions with wheels exist for all dependencies"}
-    environment = WORK / "environment"
-    install(environment, interpreter, lock, [f"{wheel()}"], torch)
+        return about | {
+            "result": "not run",
+            "why": "neither pyenv nor uv can provide this Python here; all wheels exist",
+        }
+    environment = make_environment("environment", interpreter, lock, torch)
+    uv("pip", "install", "--python", environment, "--no-deps", wheel())
     started = time.monotonic()
-    command, folder = test_command(environment, torch is not None, workers), CHECKOUT
-    done = subprocess.run(command, cwd=folder, env=clean_environment(), capture_output=True, text=True, check=False)
-    log = WORK / f"{python}-{name}.log"
-    log.write_text(done.stdout + done.stderr)
-    summary = next((line for line in reversed(done.stdout.splitlines()) if " in " in line), last_line(done.stderr))
-    result = "passed" if done.returncode == 0 else "FAILED"
+    command, options = test_command(environment, workers, torch=torch is not None), {"cwd": CHECKOUT, "text": True}
+    done = subprocess.run(command, env=clean_environment(), capture_output=True, check=False, **options)
+    seconds = round(time.monotonic() - started)
+    (WORK / f"{python}-{name}.log").write_text(done.stdout + done.stderr)
+    summary = ((done.stdout or done.stderr).strip().splitlines() or [""])[-1].strip("= ")
     return about | {
         "python": output([environment / "bin" / "python", "-c", "import platform; print(platform.python_version())"]),
-        "result": result if torch else f"{result}, without torch",
-        "why": summary + ("" if torch else "; no CPU build of torch for this Python could be had"),
-        "seconds": round(time.monotonic() - started),
-        "log": str(log.relative_to(ROOT)),
+        "result": ("passed" if done.returncode == 0 else "FAILED") + ("" if torch else ", networks only"),
+        "why": summary + ("" if torch else "; there is no CPU build of torch for this Python here"),
+        "seconds": seconds,
     }
 
 
-def find_python(version: str) -> tuple[Path | None, str]:
-    """Return an interpreter of pyenv or of the system, or one that uv can download; or why there is none."""
-    root = Path(output(["pyenv", "root"])) if shutil.which("pyenv") else Path("/nonexistent")
+def find_python(version: str) -> Path | None:
+    """Return an interpreter of pyenv or of the system, or one that uv downloads; None if there is none."""
+    root = Path(output(["pyenv", "root"])) if shutil.which("pyenv") else WORK
     for path in sorted(root.glob(f"versions/{version}.*/bin/python"), reverse=True):
-        return path, ""
-    for arguments in (["find", "--no-managed-python"], ["install"], ["find", "--managed-python"]):
-        done = subprocess.run(
-            [TOOLS / "uv", "python", *arguments, version], capture_output=True, text=True, check=False
-        )
-        if done.returncode == 0 and arguments[0] == "find":
-            return Path(done.stdout.strip()), ""
-    return None, f"neither pyenv nor uv can provide Python {version} here"
-
-
-def find_torch(python: str) -> list[str] | None:
-    """Return uv's options for a CPU build of torch, from PyTorch's index or else from pip's find-links; None if there is none."""
-    command = [
-        TOOLS / "uv",
-        "pip",
-        "compile",
-        "-q",
-        "--no-deps",
-        "--torch-backend",
-        "cpu",
-        "--python-version",
-        python,
-        "-",
-    ]
-    quick = os.environ | {"UV_HTTP_RETRIES": "0"}
-    if subprocess.run(command, input="torch", text=True, capture_output=True, env=quick, check=False).returncode == 0:
-        return ["--torch-backend", "cpu"]
-    folder = WORK / "torch" / python
-    command = [TOOLS / "python", "-m", "pip", "download", "-q", "--no-index", "--no-deps", "--python-version", python]
-    subprocess.run([*command, "--only-binary", ":all:", "-d", folder, "torch"], capture_output=True, check=False)
-    for path in folder.glob("torch-*.whl"):
-        constraint = folder / "constraint.txt"
-        constraint.write_text(f"torch=={path.name.split('-')[1]}\n")  # registries have no versions with +cpu
-        return ["--find-links", str(folder), "--constraint", str(constraint)]
+        return path
+    for arguments in ("find --no-managed-python", "install", "find --managed-python"):
+        try:
+            found = uv("python", *arguments.split(), version)
+        except subprocess.CalledProcessError:
+            continue
+        if found:
+            return Path(found)
     return None
 
 
-def resolve(python: str, name: str, lock: Path, torch: list[str] | None) -> None:
-    """Choose versions of all dependencies, with wheels only, and write them to a file."""
+def find_torch(python: str) -> list[Any] | None:
+    """Return uv's options for a CPU build of torch, from PyTorch's index or else from pip's find-links; None if there is none."""
+    try:
+        uv(*["pip", "compile", "--no-deps", "--torch-backend", "cpu", "--python-version"], python, "-", input="torch")
+    except subprocess.CalledProcessError:
+        folder = WORK / "torch" / python
+        pip = [
+            TOOLS / "python",
+            *["-m", "pip", "download", "-q", "--no-index", "--no-deps", "--only-binary", ":all:", "--python-version"],
+        ]
+        subprocess.run([*pip, python, "-d", folder, "torch"], capture_output=True, check=False)
+        for path in folder.glob("torch-*.whl"):
+            constraint = folder / "constraint.txt"
+            constraint.write_text(f"torch=={path.name.split('-')[1]}\n")  # registries have no versions with +cpu
+            return ["--find-links", folder, "--constraint", constraint]
+        return None
+    return ["--torch-backend", "cpu"]
+
+
+def resolve(python: str, name: str, lock: Path, torch: list[Any] | None, extra: str = "fast") -> dict[str, str]:
+    """Choose versions of all dependencies, with wheels only, write them to a file, and return them."""
     WORK.mkdir(parents=True, exist_ok=True)
     lock.unlink(missing_ok=True)  # uv would prefer the versions in it
-    options = {
-        "lowest": ["--resolution", "lowest-direct"],
-        "pinned": ["--constraint", "constraints.txt"],
-        "newest": [],
-    }[name]
+    options = {"lowest": "--resolution lowest-direct", "pinned": "--constraint constraints.txt", "newest": ""}[
+        name
+    ].split()
     if torch is None:
         overrides = WORK / "without-torch.txt"
         overrides.write_text("torch ; python_version < '3'\n")
-        torch = ["--override", str(overrides)]
-    command = [TOOLS / "uv", "pip", "compile", "-q", "pyproject.toml", "--extra", "fast", "--only-binary", ":all:"]
-    output([*command, "--python-version", python, "-o", lock, *options, *torch], cwd=ROOT)
+        torch = ["--override", overrides]
+    extras = ["--extra", extra] if extra else []
+    command = ["pip", "compile", "pyproject.toml", *extras, "--only-binary", ":all:", "--python-version", python]
+    uv(*command, "--output-file", lock, *options, *torch)
+    return dict(re.findall(r"^([\w.-]+)==([\w.+!-]+)", lock.read_text(), re.M))
 
 
-def install(environment: Path, interpreter: Path, lock: Path, wheels: list[str], torch: list[str] | None) -> None:
-    """Make a new environment with the chosen versions, the wheel, and what the tests need."""
+def make_environment(name: str, interpreter: Path, lock: Path, torch: list[Any] | None) -> Path:
+    """Make a new environment with the chosen versions and what the tests need, but not perron."""
+    environment = WORK / name
     shutil.rmtree(environment, ignore_errors=True)
-    output([TOOLS / "uv", "venv", "-q", "--python", interpreter, environment])
-    pins = re.findall(r"^([\w.-]+)==.*$", (ROOT / "constraints.txt").read_text(), re.M)
-    tools = [
-        line for line in (ROOT / "constraints.txt").read_text().splitlines() if line.partition("==")[0] in TEST_TOOLS
-    ]
-    assert len(tools) == len(TEST_TOOLS), set(TEST_TOOLS) - set(pins)
-    command = [
-        TOOLS / "uv",
+    uv("venv", "--python", interpreter, environment)
+    pins = (ROOT / "constraints.txt").read_text().splitlines()
+    tools = [pin for pin in pins if pin.partition("==")[0] in TEST_TOOLS]
+    uv(
         "pip",
         "install",
-        "-q",
         "--python",
-        environment / "bin" / "python",
+        environment,
         "--only-binary",
         ":all:",
-    ]
-    links = [] if torch is None else [one for one in torch if "constraint" not in one]
-    output([*command, "-r", lock, *tools, *links], cwd=ROOT)
-    output([*command, "--no-deps", *wheels])
+        "--requirements",
+        lock,
+        *tools,
+        *(torch or []),
+    )
+    return environment
 
 
-def test_command(environment: Path, torch: bool, workers: int) -> list[Any]:
+def test_command(environment: Path, workers: int, *, torch: bool) -> list[Any]:
     """Return the command that runs the quick tier, or the parts that need no torch."""
-    command = [
-        environment / "bin" / "python",
-        "-m",
-        "pytest",
-        "-p",
-        "no:cacheprovider",
-        "-q",
-        "-m",
-        TIERS,
-        "-n",
-        str(workers),
-    ]
+    options = f"-m pytest -p no:cacheprovider -q -n {workers} --dist loadgroup".split()
+    command = [environment / "bin" / "python", *options, "-m", TIERS]
     if not torch:
-        return [*command, "--noconftest", *WITHOUT_TORCH]
+        return [*command, *WITHOUT_TORCH]
     ignored = [f"--ignore={path}" for path in OF_THE_CHECKOUT]
-    return [
-        *command,
-        "--dist",
-        "loadgroup",
-        *ignored,
-        "--ignore-glob=*/perron/examples/*",
-        "--pyargs",
-        "tests",
-        "perron",
-    ]
+    return [*command, *ignored, "--ignore-glob=*/perron/examples/*", "--pyargs", "tests", "perron"]
 
 
 def clean_environment() -> dict[str, str]:
@@ -292,29 +266,25 @@ def clean_environment() -> dict[str, str]:
 
 def demo(python: str) -> None:
     """Time the demo of the wheel without extras, from the command to the first picture."""
-    interpreter, reason = find_python(python)
-    torch = find_torch(python)
+    interpreter, torch = find_python(python), find_torch(python)
     if interpreter is None or torch is None:
-        record("demo", {"result": "not run", "why": reason or "no CPU build of torch"})
+        record("demo", {"result": "not run", "why": f"no Python {python}, or no CPU build of torch for it"})
         return
-    environment, lock, folder = WORK / "demo", WORK / "demo.txt", WORK / "demo-run"
-    resolve(python, "pinned", lock, torch)
-    install(environment, interpreter, lock, [], torch)
-    command = [TOOLS / "uv", "pip", "uninstall", "-q", "--python", environment / "bin" / "python", "numba", "llvmlite"]
-    output(command)
+    lock, folder = WORK / "demo.txt", WORK / "demo-run"
+    resolve(python, "pinned", lock, torch, extra="")
+    environment = make_environment("demo", interpreter, lock, torch)
     started = time.monotonic()
-    output([TOOLS / "uv", "pip", "install", "-q", "--python", environment / "bin" / "python", wheel()])
+    uv("pip", "install", "--python", environment, wheel())
     installed = time.monotonic() - started
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
+    command = [environment / "bin" / "perron", "demo"]
     started, picture = time.monotonic(), None
-    process = subprocess.Popen(
-        [environment / "bin" / "perron", "demo"], cwd=folder, env=clean_environment(), stdout=subprocess.DEVNULL
-    )
-    while process.poll() is None:
-        if picture is None and any(folder.rglob("*.png")):
-            picture = time.monotonic() - started
-        time.sleep(0.1)
+    with subprocess.Popen(command, cwd=folder, env=clean_environment(), stdout=subprocess.DEVNULL) as process:
+        while process.poll() is None:
+            if picture is None and any(folder.rglob("*.png")):
+                picture = time.monotonic() - started
+            time.sleep(0.1)
     whole = time.monotonic() - started
     picture = picture or whole
     result = "passed" if process.returncode == 0 and picture <= BAR else "FAILED"
@@ -376,8 +346,10 @@ def output(command: list[Any], **options: Any) -> str:
     return subprocess.run(command, capture_output=True, text=True, check=True, **options).stdout.strip()
 
 
-def last_line(text: str) -> str:
-    return (text.strip().splitlines() or [""])[-1].strip()
+def uv(*arguments: Any, **options: Any) -> str:
+    """Return what uv prints; it has to succeed."""
+    environment = {"UV_HTTP_RETRIES": "1"} | clean_environment()
+    return output([TOOLS / "uv", "--quiet", *arguments], cwd=ROOT, env=environment, **options)
 
 
 def main() -> None:
