@@ -247,7 +247,7 @@ def make_environment(name: str, interpreter: Path, lock: Path, torch: list[Any] 
 
 def test_command(environment: Path, workers: int, *, torch: bool) -> list[Any]:
     """Return the command that runs the quick tier, or the parts that need no torch."""
-    options = f"-m pytest -p no:cacheprovider -q -n {workers} --dist loadgroup".split()
+    options = f"-m pytest -p no:cacheprovider -n {workers} --dist loadgroup".split()
     command = [environment / "bin" / "python", *options, "-m", TIERS]
     if not torch:
         return [*command, *WITHOUT_TORCH]
