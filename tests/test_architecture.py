@@ -24,7 +24,7 @@ ORDER = [
     ["theory"],
     ["design", "advise"],
     ["paper", "studies"],
-    ["report", "play"],
+    ["report", "play", "doctor"],
     ["cli"],
     ["__main__"],
 ]

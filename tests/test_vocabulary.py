@@ -29,7 +29,8 @@ FORBIDDEN = {
     r"\btakes? up again\b|\btaken up\b": "resume",
     r"\blookers?\b|\bteller": "reader",
 }
-PATHS = sorted([*SOURCE.rglob("*.py"), *SOURCE.rglob("*.pyi"), *SOURCE.rglob("*.toml"), *SOURCE.rglob("page.*")])
+SUFFIXES = {".py", ".pyi", ".toml", ".html", ".css", ".js"}
+PATHS = sorted(path for path in SOURCE.rglob("*.*") if path.suffix in SUFFIXES)
 PATHS.remove(SOURCE / "_aliases.py")  # it lists the old names
 
 

@@ -231,7 +231,7 @@ def test_numbers_of_steps_that_change():
 
     now = last(PushPullDiLoCo(local_steps=longer), NETWORKS["exponential"], problem, 700, lr)
     assert len(now.grads) == 8
-    assert set(range(700)) <= set(asked)
+    assert set(range(700)) <= {one for one in asked if isinstance(one, int)}
     assert off(now, local_sgd(problem, lr, [8] * N)) < 1e-10
     assert "longer" in PushPullDiLoCo(local_steps=longer).description
     with pytest.raises(PerronError, match="same number of local steps in all rounds"):

@@ -358,6 +358,7 @@ def test_only_the_root_of_a_tree_moves_by_itself():
 def test_block_by_block_is_the_same(monkeypatch, name, move):
     monkeypatch.setattr(_blockwise, "LARGE", 0)
     monkeypatch.setattr(_blockwise, "NUMBERS", 8 * 3)
+    monkeypatch.setattr(_blockwise, "NARROWEST", 1)
     algorithm = replace(ALGORITHMS[name], move=move)
     mixing, problem = network_for(algorithm, GRAPHS["rdg8"]), Quadratic.random(8, 11, noise_std=0.3, seed=2)
     one = Simulation(problem=problem, algorithm=algorithm, mixing=mixing, lr=0.05)

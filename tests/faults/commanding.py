@@ -19,8 +19,10 @@ from perron import Mixing, write_graph, write_mixing
 from perron.cli import main as cli
 from perron.distributed.launch.fork_server import ForkServer
 from perron.distributed.launch.launcher import Launcher
+from perron.doctor import self_test
 from perron.monitor.logger import Log
 from perron.networks import topologies
+from perron.report import live
 from perron.studies.executors.local import Local
 from perron.studies.executors.ray import Ray
 from perron.studies.executors.slurm import Slurm
@@ -68,6 +70,8 @@ def confined(monkeypatch: Any) -> None:
     monkeypatch.setattr(urllib.request, "urlopen", offline)
     monkeypatch.setattr(shutil, "which", lambda *_, **__: None)  # nor npm
     monkeypatch.setattr(webbrowser, "open", lambda _: True)
+    monkeypatch.setattr(live, "serve", lambda dashboard, port, tell: live.LivePage(dashboard).data())
+    monkeypatch.setattr(self_test, "check_training", lambda: iter(()))
 
 
 def furnished(folder: Path) -> Path:

@@ -303,8 +303,10 @@ READERS = {  # commands, and the files that they read, as patterns
     ("study", "run", "mine.toml", "--out", "done"): ["done/runs/*", "done/live.jsonl"],
     ("watch", "done", "--once"): ["done/live.jsonl", "done/runs/*"],
     ("watch", "done", "--json"): ["done/live.jsonl", "done/runs/*"],
+    ("watch", "done", "--web"): ["done/live.jsonl", "done/runs/*"],
     ("watch", "watched", "--once"): ["watched/node-0.jsonl"],
     ("watch", "watched", "--json"): ["watched/node-0.jsonl"],
+    ("watch", "watched", "--web"): ["watched/node-0.jsonl"],
 }
 
 

@@ -224,6 +224,7 @@ def test_blocks_give_the_same_numbers(name, dim, monkeypatch):
     whole = models_after(problem, 7, **options)
     monkeypatch.setattr("perron.simulation._blockwise.LARGE", 0)
     monkeypatch.setattr("perron.simulation._blockwise.NUMBERS", 2 * 8 * 2)
+    monkeypatch.setattr("perron.simulation._blockwise.NARROWEST", 1)
     running = Running(Simulation(problem=problem, **options))
     assert running.blockwise is not None
     assert len(running.blockwise.blocks) == (dim + 1) // 2
@@ -244,6 +245,7 @@ def test_coordinates_that_depend_on_each_other_stay_together(project, monkeypatc
     whole = models_after(problem, 7, algorithm=algorithm)
     monkeypatch.setattr("perron.simulation._blockwise.LARGE", 0)
     monkeypatch.setattr("perron.simulation._blockwise.NUMBERS", 2 * 8 * 2)
+    monkeypatch.setattr("perron.simulation._blockwise.NARROWEST", 1)
     blocked = models_after(problem, 7, algorithm=algorithm)
     assert torch.equal(whole.state.x, blocked.state.x)
 

@@ -383,12 +383,12 @@ def test_560_runs_fit():
 
 
 def test_thinning_keeps_ends_and_order():
-    kept = curves._thinned(np.arange(1000), 100)
+    kept = curves.thinned(np.arange(1000), 100)
     assert kept[0] == 0
     assert kept[-1] == 999
     assert len(kept) <= 100
     assert (np.diff(kept) > 0).all()
-    assert curves._thinned(np.arange(5), 100).tolist() == [0, 1, 2, 3, 4]
+    assert curves.thinned(np.arange(5), 100).tolist() == [0, 1, 2, 3, 4]
 
 
 def test_large_networks_are_not_drawn(tmp_path, monkeypatch):

@@ -95,7 +95,7 @@ def test_a_simulation_resumes(copied, request):
         assert path.read_bytes() == content
         return
     assert tensorfile.read(path)[1]["step"] == 4
-    assert old.simulate(8, path) == expected
+    np.testing.assert_allclose(old.simulate(8, path), expected, rtol=1e-12)  # the compiled loop rounds differently
     facts = tensorfile.read(path)[1]
     assert (facts["step"], facts["format"]) == (8, 2)
 

@@ -47,7 +47,8 @@ EXIT_CODES = {
     ExitCode.DONE: "done",
     ExitCode.ERROR: "bad input, an unusable file, or not enough memory",
     ExitCode.USAGE: "wrong usage: an unknown command or option, or a missing one",
-    ExitCode.FAILED: "done, but in part: runs of a study or nodes failed, or a claim's verdict is not the expected one",
+    ExitCode.FAILED: "done, but in part: runs of a study or nodes failed, a claim's verdict is not the expected one, or perron "
+    "doctor found a problem",
     ExitCode.BUG: "a bug in perron; --debug shows where",
     ExitCode.INTERRUPTED: "interrupted; the same command resumes a study",
 }

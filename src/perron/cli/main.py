@@ -21,6 +21,7 @@ from perron.cli.algorithms import algorithms
 from perron.cli.app import NETWORKS, STUDIES, THEORY, TRAIN, App, ExitCode, print_status
 from perron.cli.demo import demo
 from perron.cli.design import design
+from perron.cli.doctor import doctor
 from perron.cli.graph import graph
 from perron.cli.launch import SCRIPT_OPTIONS, launch
 from perron.cli.links import links
@@ -56,6 +57,7 @@ app.command(rich_help_panel=THEORY)(links)
 app.add_typer(paper.app, name="paper", rich_help_panel=THEORY)
 app.add_typer(examples.app, name="examples", rich_help_panel=TRAIN)
 app.command(rich_help_panel=TRAIN, context_settings=SCRIPT_OPTIONS)(launch)
+app.command(rich_help_panel=TRAIN)(doctor)
 
 
 def main() -> None:

@@ -1,19 +1,20 @@
-"""``perron watch``: the progress of a study or a training, live in the terminal."""
+"""``perron watch``: the progress of a study or a training, live in the terminal or the browser."""
 
 from __future__ import annotations
 
 import select
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from perron.cli import study
-from perron.cli.app import OUTPUT, write_json
+from perron.cli.app import OUTPUT, print_lines, write_json
 from perron.cli.options import Json, flag, option
+from perron.errors import PerronError
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -32,13 +33,19 @@ def watch(
         str | None, option("--metric", "NAME", "The metric to draw (default: a loss, or grad_norm_sq).")
     ] = None,
     once: Annotated[bool, flag("--once", "Print one frame and stop.", OUTPUT)] = False,
+    web: Annotated[bool, flag("--web", "Serve a live page to the browser on this machine.", OUTPUT)] = False,
+    port: Annotated[
+        int | None, option("--port", "PORT", "With --web: the port (default: any that is free).", OUTPUT)
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Watch a study or a training live: curves, progress, time left.
 
-    It stops when the study or training does; q or Ctrl-C quits.
+    In a terminal it stops when the study or training does; q or Ctrl-C quits. With --web it prints the address of a page with the
+    curves of the report, which refreshes itself, until Ctrl-C. Only this machine can reach it, and only with the whole address.
 
     perron watch results/my-study
+    perron watch results/my-study --web
     perron watch results/my-training --metric accuracy
     perron watch results/my-study --json
     """
@@ -46,9 +53,16 @@ def watch(
     from perron.monitor.records import HAS_LOCKS
     from perron.monitor.status import StudyFolder, open_folder
 
+    if port is not None and not web:
+        raise PerronError(f"--port is for --web, which serves a page; got --port {port}.")
+    if web and (once or as_json):
+        raise PerronError("--web serves a page until Ctrl-C; leave out --once and --json.")
     dashboard = Dashboard(open_folder(folder), metric)
     if as_json:
         write_json(dashboard.to_dict())
+        return
+    if web:
+        _serve(dashboard, port or 0)
         return
     from rich.console import Console
 
@@ -66,6 +80,17 @@ def watch(
     screen.print(dashboard.render(screen.width, screen.height - 1 if screen.is_terminal else LINES))
     if live and isinstance(dashboard.folder, StudyFolder) and dashboard.folder.ended:
         study.show(folder)
+
+
+def _serve(dashboard: Dashboard, port: int) -> None:
+    """Serve the live page until Ctrl-C."""
+    from perron.report.live import serve
+
+    def tell(address: str) -> None:
+        print_lines(f"Watch {dashboard.folder.title}: {address}", "Ctrl-C ends this page; the run continues.")
+
+    with suppress(KeyboardInterrupt):
+        serve(dashboard, port, tell)
 
 
 def _follow(dashboard: Dashboard, screen: Console) -> bool:

@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from perron._memory import keep_freed_memory
 from perron._modules import temporarily_set
 from perron.algorithms.quantized import quantized
 from perron.distributed.asynchronous import AsynchronousNode
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
     from perron.distributed.elastic.recovery import Recovery
     from perron.distributed.optimizer import Decentralized
 
+LARGE = 2**17  # bytes, from which on glibc gets memory from the system, and gives it back when it is freed
 AVERAGED = "The model is the average of all nodes' now; leave averaged_model() before {}."
 
 log = logging.getLogger("perron")
@@ -88,6 +90,8 @@ def assemble(
         if not is_finite(x):
             source = node.name if peers.rank in sources else peers.node_ids[(sources or [0])[0]]
             raise DivergenceError(f"The model of node {source}, which node {node.name} starts from, is not finite.")
+    if x.is_cpu and x.nbytes >= LARGE:
+        keep_freed_memory()  # a step makes several vectors of this size
     node.step = step
     optimizer._start(x, resume=bool(sources))
     if sources:

@@ -139,19 +139,23 @@ class Dashboard:
             grid.add_row(bar, _text(text))
             yield grid
         if folder.running:
-            yield _line(f"{self._counts()}; {self.state}")
+            yield _line(f"{self.counts()}; {self.state}")
         else:
-            yield _line(self._counts())
+            yield _line(self.counts())
             style = "bold green" if folder.complete else "bold yellow"
             yield from (_text(line, style=style) for line in wrap(self.state, width, break_on_hyphens=False)[:4])
-        if isinstance(folder, StudyFolder):
-            messages = [f"failed: {label}: {error}" for label, error in self._failures(folder).items()]
-        else:
-            messages = [message.partition(". ")[0] for _, message in folder.events] + [folder.slow] * bool(folder.slow)
-        for message in messages[-2:]:
+        for message in self.messages()[-2:]:
             yield _line(message, style="red" if isinstance(folder, StudyFolder) else "yellow")
 
-    def _counts(self) -> str:
+    def messages(self) -> list[str]:
+        """Return the failures of a study, or the events of a training."""
+        folder = self.folder
+        if isinstance(folder, StudyFolder):
+            return [f"failed: {label}: {error}" for label, error in self._failures(folder).items()]
+        return [message.partition(". ")[0] for _, message in folder.events] + [folder.slow] * bool(folder.slow)
+
+    def counts(self) -> str:
+        """Return how many runs or nodes there are, and how far they are."""
         folder = self.folder
         if isinstance(folder, TrainingFolder):
             step = max((track.step for track in folder.nodes.values()), default=0)
@@ -179,11 +183,11 @@ class Dashboard:
             bar = ProgressBar(total=1.0, completed=track.share, width=10, complete_style=color) if track.steps else ""
             steps = f"{track.step:,}/{track.steps:,}" if track.steps and width >= WIDE else f"{track.step:,}"
             value = format_value(metric, track.last[metric]) if metric is not None and metric in track.curves else ""
-            cells = [bar, *map(_text, (steps, value, self._remark(name, track)))]
+            cells = [bar, *map(_text, (steps, value, self.remark(name, track)))]
             table.add_row(_text("●", style=color), _text(name), *(cells if width >= WIDE else cells[1:]))
         return table
 
-    def _remark(self, name: str, track: Track) -> str:
+    def remark(self, name: str, track: Track) -> str:
         """Return the time that a track needs, or the reason why it does not advance."""
         if isinstance(self.folder, TrainingFolder) and int(name.removeprefix("node ")) not in self.folder.alive:
             return "ended" if track.ended is not None else f"gone {format_duration(seconds_since(track.at))}"

@@ -7,6 +7,8 @@ the directories that `perron study run` wrote and runs nothing. The page of an i
     curves.py     the curves, thinned to the resolution of a screen
     networks.py   the digraphs, drawn, with their numbers
     page.html, page.css, page.js
+    live.py, live.html, live.js   the same page while a study or training runs, for `perron watch --web`
+    server.py     which serves it
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pandas as pd
 
@@ -54,10 +56,18 @@ def write(studies: Sequence[str | Path | Outcome], path: str | Path, *, conclude
 
 def page(outcomes: Sequence[Outcome], *, concluded: Conclusion | None = None) -> str:
     """Return the page as text; see `write`."""
-    from jinja2 import Environment, FileSystemLoader, StrictUndefined
-    from markupsafe import Markup
-    from plotly.offline import get_plotlyjs
+    return document(outcomes, concluded=concluded).text
 
+
+class Document(NamedTuple):
+    """A page, and its Content-Security-Policy, which is in it, too."""
+
+    text: str
+    policy: str
+
+
+def document(outcomes: Sequence[Outcome], *, concluded: Conclusion | None = None) -> Document:
+    """Return the page; see `write`."""
     if not outcomes:
         raise PerronError("A report is about one study at least; got none.")
     points = curves.points(outcomes, NUMBERS)
@@ -68,23 +78,37 @@ def page(outcomes: Sequence[Outcome], *, concluded: Conclusion | None = None) ->
         room -= len(table["numbers"]) if table else 0
         sections.append(section | {"complete": table is not None, "rows": len(outcome.table)})
         data.append(content | {"complete": to_jsonable(table)})
+    title = sections[0]["title"] if len(sections) == 1 else f"{len(sections)} studies"
+    return render("page.html", title, {"studies": data}, sections=sections)
+
+
+def render(template: str, title: str, data: Any, *, sections: Sequence[Any] = (), live: bool = False) -> Document:
+    """Return a page from a template, with styles, plotly and the scripts; a live one may ask its server for news."""
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined
+    from markupsafe import Markup
+    from plotly.offline import get_plotlyjs
+
     plotly = _inline(get_plotlyjs())
-    scripts = {"theme": THEME, "plotly": plotly, "page": _inline((HERE / "page.js").read_text(encoding="utf-8"))}
+    own = ["page", "live"] if live else ["page"]
+    scripts = {"theme": THEME, "plotly": plotly}
+    scripts |= {name: _inline((HERE / f"{name}.js").read_text(encoding="utf-8")) for name in own}
     style = (HERE / "page.css").read_text(encoding="utf-8")
+    rules = policy(scripts.values(), [style]) + ("; connect-src 'self'" if live else "")
     environment = Environment(
         loader=FileSystemLoader(HERE), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
-    return environment.get_template("page.html").render(
-        title=sections[0]["title"] if len(sections) == 1 else f"{len(sections)} studies",
+    text = environment.get_template(template).render(
+        title=title,
         version=__version__,
         sections=sections,
         # Plotly adds a large style for maps, which no page here has, unless an element of this name exists.
         unneeded=re.findall(r'getElementById\("([0-9a-f]{64})"\)', plotly),
-        policy=policy(scripts.values(), [style]),
+        policy=rules,
         style=Markup(style),  # noqa: S704  (our own file)
         scripts={name: Markup(text) for name, text in scripts.items()},  # noqa: S704  (our own files and plotly's)
-        data=Markup(_json({"studies": data})),  # noqa: S704  (escaped by _json)
+        data=Markup(_json(data)),  # noqa: S704  (escaped by _json)
     )
+    return Document(text, rules)
 
 
 def policy(scripts: Iterable[str], styles: Iterable[str]) -> str:

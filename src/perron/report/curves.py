@@ -57,7 +57,7 @@ def curves(outcome: Outcome, seconds: dict[str, float], most: int) -> dict[str, 
     costs, runs = _StepCosts(), finished(outcome)
     for key, part in table.groupby("run", sort=False):
         steps = np.unique(part["step"].to_numpy())
-        kept = _thinned(steps, most)
+        kept = thinned(steps, most)
         if (shown := steps[kept].tolist()) not in step_lists:
             step_lists.append(shown)
         row = first.loc[key]
@@ -79,7 +79,7 @@ def curves(outcome: Outcome, seconds: dict[str, float], most: int) -> dict[str, 
         return None
     recorded, longest = int(table.groupby("run")["step"].nunique().max()), max(map(len, step_lists))
     return {
-        "metrics": [_metric(name) for name in drawn],
+        "metrics": [metric_about(name) for name in drawn],
         "dimensions": [{"title": dimension["title"], "values": dimension["labels"]} for dimension in dimensions],
         "steps": step_lists,
         "runs": [entry | {"values": {name: entry["values"][name] for name in drawn}} for entry in entries],
@@ -88,7 +88,7 @@ def curves(outcome: Outcome, seconds: dict[str, float], most: int) -> dict[str, 
     } | _defaults(outcome, dimensions, first)
 
 
-def _thinned(steps: IntArray, most: int) -> IntArray:
+def thinned(steps: IntArray, most: int) -> IntArray:
     """Return the records to keep: spread evenly, some of them evenly on a logarithmic axis; the first and the last always."""
     if len(steps) <= most:
         return np.arange(len(steps))
@@ -121,7 +121,7 @@ def _several(values: list[float | None]) -> bool:
     return sum(value is not None for value in values) > 1
 
 
-def _metric(name: str) -> dict[str, Any]:
+def metric_about(name: str) -> dict[str, Any]:
     """Return the title of a metric and its description in one line."""
     if name.startswith(BLOCKS):
         m = name.removeprefix(BLOCKS)

@@ -12,7 +12,7 @@ const SHAPES = [
 ];
 const AXES = { step: "steps", clock: "seconds on the clock of the run", bytes: "bytes sent over all links", seconds: "seconds of simulation", epochs: "passes over the data" };
 const PAGE = 660; // pixels of a chart on a printed page
-const redraw = []; // a function for each chart
+const redraw = new Map(); // for each panel, the function that draws it
 let printing = false;
 
 // ---- small tools
@@ -184,8 +184,10 @@ const axis = (run, name, step, at) => (name === "step" ? step : name === "clock"
 
 function curves(panel, study) {
   const c = study.curves, dims = c.dimensions;
-  const state = { metric: 0, x: "step", logX: false, band: c.trials > 1 ? "error" : "none", panel: c.panel, floors: true, shown: c.shown.map((list) => new Set(list)) };
-  state.logY = !c.metrics[0].share;
+  const state = (study.view ??= { // what the controls say, also for a panel that is made again
+    metric: 0, x: "step", logX: false, logY: !c.metrics[0].share, band: c.trials > 1 ? "error" : "none", panel: c.panel, floors: true,
+    shown: c.shown.map((list) => new Set(list)),
+  });
   const box = make("div", { class: "chart", role: "img" }), summary = make("p", { class: "summary", role: "status" }), about = make("p", { class: "metric" });
   const key = make("div", { class: "choices" }), values = make("div"), more = make("details", { class: "extra" }, make("summary", {}, "Last values of the curves shown, as a table"), values);
   const known = Object.keys(AXES).filter((name) => c.runs.some((run) => knownOn(run, name)));
@@ -194,23 +196,23 @@ function curves(panel, study) {
   const change = (name) => (value) => { state[name] = value; draw(); };
   const controls = make("div", { class: "controls" });
   if (c.metrics.length > 1) {
-    controls.append(pick("Show", c.metrics.map((metric, place) => [String(place), metric.title]), "0", (value) => {
+    controls.append(pick("Show", c.metrics.map((metric, place) => [String(place), metric.title]), String(state.metric), (value) => {
       state.metric = Number(value);
       logY.firstChild.checked = state.logY = !c.metrics[state.metric].share;
       draw();
     }));
   }
-  controls.append(pick("Over", known.map((name) => [name, AXES[name]]), "step", change("x")));
+  controls.append(pick("Over", known.map((name) => [name, AXES[name]]), state.x, change("x")));
   if (dims.length) controls.append(pick("Panels", [["-1", "one for all"], ...dims.map((dim, place) => [String(place), `one for each ${dim.title.replace(/s$/, "")}`])], String(state.panel), (value) => { state.panel = Number(value); draw(); }));
   if (c.trials > 1) controls.append(pick("Band", [["none", "none"], ["error", "± 2 standard errors"], ["quantiles", `10 to 90 % of ${c.trials} trials`]], state.band, change("band")));
-  controls.append(tick("log x axis", false, change("logX")), logY);
-  if (floors) controls.append(tick("predicted floor (dotted)", true, change("floors")));
+  controls.append(tick("log x axis", state.logX, change("logX")), logY);
+  if (floors) controls.append(tick("predicted floor (dotted)", state.floors, change("floors")));
   const groups = dims.map((dim, place) => choices(dim.title, dim.values, state.shown[place], (value) => (place === c.color ? swatch(value, value, "solid") : null), () => draw()));
   panel.append(controls, ...groups, key, about, box, summary, more);
 
   function draw() {
     const metric = c.metrics[state.metric], visible = c.runs.filter((run) => run.at.every((value, place) => state.shown[place].has(value)));
-    const lines = visible.filter((run) => knownOn(run, state.x));
+    const lines = visible.filter((run) => knownOn(run, state.x) && run.values[metric.name]);
     const rest = dims.map((_, place) => place).filter((place) => place !== c.color && place !== state.panel);
     const name = (run, places) => places.filter((place) => state.shown[place].size > 1).map((place) => dims[place].values[run.at[place]]).join(", ");
     const combos = [...new Set(lines.map((run) => name(run, rest)))];
@@ -224,7 +226,7 @@ function curves(panel, study) {
       const title = state.panel < 0 ? "" : dims[state.panel].values[run.at[state.panel]];
       if (!panels.has(title)) panels.set(title, []);
       const color = c.color < 0 ? 0 : run.at[c.color];
-      panels.get(title).push({ label, x: c.steps[run.steps].map((step, at) => axis(run, state.x, step, at)), y: value.mean, color, symbol: color, dash: DASHES[combos.indexOf(name(run, rest)) % DASHES.length], band, error: value.error, floor: state.floors && metric.name === "grad_norm_sq" ? run.floor : null, title });
+      panels.get(title).push({ label, x: c.steps[value.steps ?? run.steps].map((step, at) => axis(run, state.x, step, at)), y: value.mean, color, symbol: color, dash: DASHES[combos.indexOf(name(run, rest)) % DASHES.length], band, error: value.error, floor: state.floors && metric.name === "grad_norm_sq" ? run.floor : null, title });
     }
     if (c.nested) panels.forEach(nest);
     key.replaceChildren(...(combos.length > 1 ? combos.map((text, place) => make("span", {}, swatch(-1, -1, DASHES[place % DASHES.length]), text)) : []));
@@ -465,8 +467,19 @@ addEventListener("afterprint", () => {
   theme(before.theme);
 });
 
-// One chart after the other, so that the page can be read and scrolled meanwhile.
+// ---- the charts of the page
+
 const kinds = { curves, lines, heat, network };
+function show(panel) {
+  const [box, draw] = kinds[panel.dataset.chart](panel, STUDIES[panel.dataset.study], Number(panel.dataset.number || 0));
+  let width = 0;
+  redraw.set(panel, draw);
+  new ResizeObserver(() => {
+    if (!printing && box.clientWidth && Math.abs(box.clientWidth - width) > 1) { width = box.clientWidth; draw(); }
+  }).observe(box);
+}
+
+// One after the other, so that the page can be read and scrolled meanwhile.
 const waiting = [...document.querySelectorAll("[data-chart]")];
 function next() {
   const panel = waiting.shift();
@@ -476,13 +489,9 @@ function next() {
     return;
   }
   setTimeout(next); // whatever becomes of this one
-  const [box, draw] = kinds[panel.dataset.chart](panel, STUDIES[panel.dataset.study], Number(panel.dataset.number || 0));
-  let width = 0;
-  redraw.push(draw);
-  new ResizeObserver(() => {
-    if (!printing && box.clientWidth && Math.abs(box.clientWidth - width) > 1) { width = box.clientWidth; draw(); }
-  }).observe(box);
+  show(panel);
 }
+window.perron = { studies: STUDIES, redraw, show, table }; // for live.js
 theme(root.dataset.theme);
 next();
 })();
