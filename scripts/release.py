@@ -148,8 +148,8 @@ def check_one(python: str, name: str, workers: int) -> dict[str, Any]:
     torch = find_torch(python)
     try:
         versions = resolve(python, name, lock, torch if interpreter else [])
-    except subprocess.CalledProcessError as error:
-        return {"result": "no versions fit", "why": " ".join(error.stderr.split())[:200]}
+    except CommandError as error:
+        return {"result": "no versions fit", "why": str(error)[:300]}
     about = {key: versions.get(key, "-") for key in ("numpy", "torch")}
     if interpreter is None:
         return about | {
@@ -183,7 +183,7 @@ def find_python(version: str) -> Path | None:
     for arguments in ("find --no-managed-python", "install", "find --managed-python"):
         try:
             found = uv("python", *arguments.split(), version)
-        except subprocess.CalledProcessError:
+        except CommandError:
             continue
         if found:
             return Path(found)
@@ -194,7 +194,7 @@ def find_torch(python: str) -> list[Any] | None:
     """Return uv's options for a CPU build of torch, from PyTorch's index or else from pip's find-links; None if there is none."""
     try:
         uv(*["pip", "compile", "--no-deps", "--torch-backend", "cpu", "--python-version"], python, "-", input="torch")
-    except subprocess.CalledProcessError:
+    except CommandError:
         folder = WORK / "torch" / python
         pip = [
             TOOLS / "python",
@@ -347,9 +347,16 @@ def run(command: list[Any], *, quiet: bool = False) -> None:
         raise SystemExit(f"scripts/release: {' '.join(map(str, command))} failed.\n{done.stderr or ''}")
 
 
+class CommandError(Exception):
+    """A command that failed, with what it said."""
+
+
 def output(command: list[Any], **options: Any) -> str:
-    """Return what a command that has to succeed prints."""
-    return subprocess.run(command, capture_output=True, text=True, check=True, **options).stdout.strip()
+    """Return what a command prints; it has to succeed."""
+    done = subprocess.run(command, capture_output=True, text=True, check=False, **options)
+    if done.returncode:
+        raise CommandError(f"{' '.join(map(str, command[:4]))} ... failed: {' '.join(done.stderr.split())[:600]}")
+    return done.stdout.strip()
 
 
 def uv(*arguments: Any, **options: Any) -> str:
@@ -381,4 +388,7 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except CommandError as error:
+        raise SystemExit(f"scripts/release: {error}") from None
