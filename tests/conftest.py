@@ -1,8 +1,8 @@
 import os
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
-import torch
 from _pytest.nodeid import NodeId
 from hypothesis import settings
 
@@ -10,7 +10,10 @@ from hypothesis import settings
 settings.register_profile("perron", deadline=None, max_examples=int(os.environ.get("EXAMPLES", "100")))
 settings.load_profile("perron")
 
-torch.set_num_threads(1)  # the tensors of the tests are small, and tests run side by side
+with suppress(ModuleNotFoundError):  # scripts/release tests networks where there is no torch
+    import torch
+
+    torch.set_num_threads(1)  # the tensors of the tests are small, and tests run side by side
 
 # Helpers of the tests and scripts that they start as processes; the built documentation is looked at by scripts/docs.
 collect_ignore = ["support", "docs/built_site.py"]

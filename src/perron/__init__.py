@@ -16,6 +16,7 @@ from typing import Any
 import lazy_loader
 
 from perron import _aliases
+from perron.errors import NO_TORCH
 
 _lazy, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
 _aliases.install()
@@ -26,4 +27,9 @@ def __getattr__(name: str) -> Any:
         from importlib.metadata import version
 
         return version("perron")
-    return _lazy(name) if name in __all__ else _aliases.resolve(name)
+    try:
+        return _lazy(name) if name in __all__ else _aliases.resolve(name)
+    except ModuleNotFoundError as error:
+        if error.name == "torch":
+            raise ModuleNotFoundError(NO_TORCH, name="torch") from None
+        raise

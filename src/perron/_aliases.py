@@ -48,7 +48,7 @@ MODULES = {
     "wiring": "networks.builder",
 }
 NAMES = {"Keeper": "distributed.checkpoint_manager"}
-SEARCHED = ("algorithms", "errors")  # every class in these is available as perron.<class>
+SEARCHED = ("errors", "algorithms")  # every class in these is available as perron.<class>; the second one imports torch
 
 
 def resolve(name: str) -> Any:

@@ -25,6 +25,10 @@ def __dir__() -> list[str]:
     return __all__
 
 
+NO_TORCH = (
+    "perron needs PyTorch, which is not installed. For CPUs: pip install torch --index-url https://download.pytorch.org/whl/cpu "
+    "(a plain pip install torch also fetches gigabytes of CUDA on Linux)."
+)
 EMBEDDINGS = ("LRE", "RLE", "LRO", "RLO", "PDF", "LRI", "RLI", "FSI", "PDI")  # characters that change the order of text
 
 

@@ -7,8 +7,7 @@ from dataclasses import replace
 import numpy as np
 from hypothesis import strategies as st
 
-from perron import Graph, LocalPushPull, Mixing
-from perron.algorithms.local_steps import OuterSteps
+from perron import Graph, Mixing
 
 
 @st.composite
@@ -52,6 +51,11 @@ def network_for(algorithm, graph, seed=1):
 
 def single(algorithm):
     """An algorithm with local steps as one with a single step in a round, and an outer step that adds nothing to it."""
+    from perron.algorithms.local_steps import (
+        LocalPushPull,
+        OuterSteps,
+    )  # imports torch, which tests of networks do without
+
     if isinstance(algorithm, OuterSteps):
         return replace(algorithm, local_steps=1, outer_lr=1.0, outer_momentum=0.0)
     return replace(algorithm, local_steps=1) if isinstance(algorithm, LocalPushPull) else algorithm
@@ -59,4 +63,6 @@ def single(algorithm):
 
 def milder(algorithm, outer_lr=0.4):
     """An algorithm whose outer step, if it has one, suits more networks."""
+    from perron.algorithms.local_steps import OuterSteps
+
     return replace(algorithm, outer_lr=outer_lr) if isinstance(algorithm, OuterSteps) else algorithm

@@ -6,6 +6,7 @@ import contextlib
 import os
 import re
 import shutil
+import sys
 from collections.abc import Iterator
 from errno import EDQUOT, EFBIG, ENOSPC
 from pathlib import Path
@@ -112,6 +113,8 @@ def _part_of(path: Path) -> Path:
 
 
 def _flush_directory(directory: Path) -> None:
+    if sys.platform == "win32":  # directories cannot be opened there
+        return
     opened = os.open(directory, os.O_RDONLY)
     try:
         os.fsync(opened)
@@ -120,6 +123,8 @@ def _flush_directory(directory: Path) -> None:
 
 
 def _is_alive(process: int) -> bool:
+    if sys.platform == "win32":  # os.kill would send Ctrl-C; its files stay
+        return True
     try:
         os.kill(process, 0)
     except (ProcessLookupError, OverflowError):

@@ -30,7 +30,7 @@ from perron.cli.play import play
 from perron.cli.report import report
 from perron.cli.tune import tune
 from perron.cli.watch import watch
-from perron.errors import FailedError, PerronError
+from perron.errors import NO_TORCH, FailedError, PerronError
 
 app = App(
     help="""perron: decentralized optimization and learning over directed networks.
@@ -94,6 +94,8 @@ def _explain(error: Exception) -> tuple[str, ExitCode]:
     """Return the message of an error, and the exit code."""
     if isinstance(error, PerronError):
         return str(error), ExitCode.FAILED if isinstance(error, FailedError) else ExitCode.ERROR
+    if isinstance(error, ModuleNotFoundError) and error.name == "torch":
+        return NO_TORCH, ExitCode.ERROR
     if isinstance(error, MemoryError):
         return "This does not fit into memory. Choose fewer nodes or edges.", ExitCode.ERROR
     if isinstance(error, OSError) and error.strerror:

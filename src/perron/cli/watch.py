@@ -50,6 +50,7 @@ def watch(
     perron watch results/my-study --json
     """
     from perron.monitor.dashboard import Dashboard
+    from perron.monitor.records import HAS_LOCKS
     from perron.monitor.status import StudyFolder, open_folder
 
     if port is not None and not web:
@@ -72,6 +73,10 @@ def watch(
             return
     elif not once and dashboard.folder.running:
         screen.print("Not a terminal: one frame.", style="dim")
+    elif not once and not HAS_LOCKS:
+        screen.print(
+            "Live frames need Linux or macOS, whose file locks tell which processes run: one frame.", style="dim"
+        )
     screen.print(dashboard.render(screen.width, screen.height - 1 if screen.is_terminal else LINES))
     if live and isinstance(dashboard.folder, StudyFolder) and dashboard.folder.ended:
         study.show(folder)

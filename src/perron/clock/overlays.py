@@ -92,7 +92,8 @@ def minimum_spanning_tree(machines: Machines, size: float = 0.0, *, compute: flo
     entries = (
         weights[rows, columns] + 1e-9
     )  # a delay of 0 is no missing link; in a dense array scipy takes 1e-9 for one, too
-    tree = scipy_tree(csr_array((entries, (rows, columns)), shape=weights.shape)).tocoo()
+    places = rows.astype(np.int32), columns.astype(np.int32)  # scipy before 1.17.1 takes no other indices
+    tree = scipy_tree(csr_array((entries, places), shape=weights.shape)).tocoo()
     pairs = np.column_stack([tree.row, tree.col])
     if len(pairs) < len(weights) - 1:
         raise PerronError(

@@ -14,7 +14,6 @@ process that writes holds a lock on the file, which the system releases however 
 
 from __future__ import annotations
 
-import fcntl
 import json
 import logging
 import os
@@ -29,6 +28,13 @@ from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
 from perron.errors import FileError, FormatError, PerronError
+
+try:
+    import fcntl
+except ImportError:  # Windows
+    HAS_LOCKS = False  # no file of records is ever locked: a reader cannot tell whether its process still runs
+else:
+    HAS_LOCKS = True
 
 FORMAT = 1  # of the lines; a reader refuses higher ones. The first files had no number
 WAITED = "waited"  # the curve of the seconds that a node spent waiting for others
@@ -116,7 +122,7 @@ def _open_locked(path: Path) -> BinaryIO:
     """Open and lock a file to append lines to; complete the last line if a killed process left half of it."""
     file: BinaryIO = path.open("ab", buffering=0)
     deadline = time.monotonic() + LOCK_TIMEOUT
-    while True:
+    while HAS_LOCKS:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:  # `is_locked` in another process holds it for a moment
@@ -146,6 +152,8 @@ def _as_float(value: Any, name: str) -> float:
 
 def is_locked(path: Path) -> bool:
     """Return whether a process holds the lock on a file of records."""
+    if not HAS_LOCKS:
+        return False
     try:
         with path.open("rb") as file:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)

@@ -59,13 +59,14 @@ def versions() -> dict[str, str]:
 
 
 def commit() -> str | None:
-    """Return the commit of the checkout that perron runs from, with a plus if files have changed since."""
+    """Return the commit of the checkout that perron runs from, with a plus if files have changed since; None if installed."""
 
     def git(*arguments: str) -> str:
         command = ["git", "-C", str(PACKAGE), *arguments]
         return subprocess.run(command, capture_output=True, text=True, check=True, timeout=10).stdout.strip()  # noqa: S603
 
     try:
+        git("ls-files", "--error-unmatch", "__init__.py")  # an environment may lie within another project's repository
         return git("rev-parse", "--short=12", "HEAD") + ("+" if git("status", "--porcelain", "--", ".") else "")
     except (OSError, subprocess.SubprocessError):
         return None

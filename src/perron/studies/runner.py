@@ -23,6 +23,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager
 from datetime import UTC, datetime
 from functools import partial
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -212,7 +213,7 @@ def _run_all(
 
 def _check_size(runs: list[Run], *, local: bool) -> None:
     """Refuse runs that no memory holds, before anything is made; of runs on this machine, those that its memory does not hold."""
-    have = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    have = _machine_memory()
     for run in runs:
         try:
             check_nodes(run.nodes)
@@ -223,6 +224,14 @@ def _check_size(runs: list[Run], *, local: bool) -> None:
                 f"{run}: it would need about {need / 1e9:,.0f} GB of memory, and this machine has {have / 1e9:,.0f} GB. Take "
                 "fewer nodes, trials or dimensions, or another machine (--on)."
             )
+
+
+def _machine_memory() -> float:
+    """Return the bytes of memory of this machine; infinity if the system does not tell, as on Windows."""
+    try:
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (AttributeError, ValueError):
+        return inf
 
 
 # ---- files

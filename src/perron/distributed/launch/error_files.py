@@ -57,7 +57,7 @@ def write(path: Path, text: str, traceback: str = "", *, node: int | None = None
 def read(path: Path) -> Failure | None:
     """Return what an error file says; None if there is none, or if it cannot be read."""
     try:
-        content = json.loads(path.read_text())
+        content = json.loads(path.read_text(encoding="utf-8"))
         message = content["message"]
         text = message if isinstance(message, str) else message["message"]
         words = " ".join(strip_control(str(text)).split())

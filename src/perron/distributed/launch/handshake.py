@@ -36,7 +36,7 @@ def read_secret(file: str | Path | None = None) -> str:
     if file is not None:
         source, path = str(file), Path(file)
         try:
-            mode, text = path.stat().st_mode & 0o777, path.read_text().strip()
+            mode, text = path.stat().st_mode & 0o777, path.read_text(encoding="utf-8").strip()
         except (OSError, UnicodeDecodeError) as error:
             reason = getattr(error, "strerror", None) or "no text"
             raise FileError(f"Cannot read the secret in {path}: {reason}.") from None

@@ -34,7 +34,9 @@ from perron.distributed.store import LOOPBACK, STORE_ERRORS, STORE_PREFIX, open_
 from perron.errors import PerronError
 
 POLL_INTERVAL = 0.05  # seconds
-SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)  # end the training; nodes save first
+SIGNALS = [
+    getattr(signal, name) for name in ("SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT") if hasattr(signal, name)
+]  # end the training; nodes save first
 STOPPED = (128 + signal.SIGINT, 128 + signal.SIGTERM)  # exit codes of nodes that saved after a signal
 
 log = logging.getLogger("perron")
@@ -98,6 +100,8 @@ class Launcher:
         say: Callable[[str], None] = log.warning,
         fork_server: ForkServer | None = None,
     ) -> None:
+        if sys.platform == "win32":
+            raise PerronError("perron launch needs Linux or macOS. On Windows, use the Windows Subsystem for Linux.")
         self.command, self.size, self.elastic, self.restarts, self.say = command, size or nodes, elastic, restarts, say
         self.fork_server, self.grace, self.secret = fork_server, check_timeout(grace), secret
         self.log_dir = log_dir

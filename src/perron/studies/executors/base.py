@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
+import sys
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
@@ -61,6 +62,9 @@ def require(library: str, extra: str) -> Any:
 @contextmanager
 def block_interrupts() -> Iterator[None]:
     """Start threads and processes that never see Ctrl-C, which a terminal sends to all; this thread does afterwards."""
+    if sys.platform == "win32":  # it has no signal masks; a worker ignores Ctrl-C once it has started
+        yield
+        return
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield

@@ -253,7 +253,7 @@ def _work(text: str, place: int, token: str, board: Any) -> Result:
 
 def _kill_process(process: int) -> None:
     with suppress(ProcessLookupError):
-        os.kill(process, signal.SIGKILL)
+        os.kill(process, getattr(signal, "SIGKILL", signal.SIGTERM))
 
 
 def _is_shared(folder: Path, token: str) -> bool:
