@@ -26,8 +26,8 @@ def __dir__() -> list[str]:
 
 
 NO_TORCH = (
-    "perron needs PyTorch, which is not installed. For CPUs: pip install torch --index-url https://download.pytorch.org/whl/cpu "
-    "(a plain pip install torch also fetches gigabytes of CUDA on Linux)."
+    "perron needs PyTorch, which is not installed. For CPUs: uv pip install torch --torch-backend cpu, or the command that "
+    "pytorch.org shows for pip and CPU (a plain pip install torch also fetches gigabytes of CUDA on Linux)."
 )
 EMBEDDINGS = ("LRE", "RLE", "LRO", "RLO", "PDF", "LRI", "RLI", "FSI", "PDI")  # characters that change the order of text
 
