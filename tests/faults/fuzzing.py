@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import psutil
 import typer
 from hypothesis import HealthCheck, settings
@@ -20,6 +21,7 @@ from perron.cli import main as cli
 from perron.cli import study as study_cli
 from perron.studies.spec import shipped
 
+pd.Index(["x"])  # with its first array, Arrow reserves a gigabyte of addresses, which is not what `in_time` is about
 SECONDS = 60  # a piece of input that takes longer hangs
 STUDIES = [*shipped().values(), study_cli.TEMPLATE]
 WORDS = [
