@@ -122,6 +122,16 @@ def test_errors_are_one_line_without_a_traceback(arguments, message):
     assert said.count("\n") == 1
 
 
+def test_the_demos_first_picture_is_of_a_part_of_its_runs():
+    from perron.cli.demo import FIRST
+    from perron.studies.spec import load
+
+    whole = {run.key for run in load("demo").runs}
+    first = {run.key for run in load("demo", FIRST).runs}
+    assert len(first) == 4
+    assert first < whole
+
+
 @pytest.mark.processes
 def test_demo_measures_a_speedup(tmp_path):
     # The demo's own study, made short; that it shows a linear speedup is seen in its full length only.
